@@ -1,0 +1,84 @@
+"""Element types of tensors and storage formats of weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class DType(StrEnum):
+    """Element type of an unpacked tensor."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    I8 = "i8"
+    U8 = "u8"
+    I32 = "i32"
+    I64 = "i64"
+
+    @property
+    def size(self) -> int:
+        """Bytes per element."""
+        return _SIZES[self]
+
+
+_SIZES = {DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.I8: 1, DType.U8: 1, DType.I32: 4, DType.I64: 8}
+
+
+class WeightFormat(StrEnum):
+    """How a model file stores a weight matrix (names as in GGUF)."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+    Q4_1 = "q4_1"
+    Q4_K = "q4_k"
+    Q5_K = "q5_k"
+    Q6_K = "q6_k"
+
+    @property
+    def traits(self) -> FormatTraits:
+        return TRAITS[self]
+
+    @property
+    def quantized(self) -> bool:
+        return self.traits.bits < 16
+
+
+@dataclass(frozen=True)
+class FormatTraits:
+    """What a kernel needs to know of a weight format.
+
+    A quantised weight is ``w = d * (u - offset) + m`` with ``u`` an unsigned integer of ``bits`` bits.  ``d`` holds for
+    ``group`` consecutive k, ``m`` is zero unless ``has_min``.  With ``superblock`` > 0 (the K formats), ``d`` and ``m``
+    are products of a float16 per ``superblock`` values and a small integer per group (both products exact in float32).
+    Source: the block structures of GGUF, as documented by the ``gguf`` package's ``quants.py``.
+    """
+
+    bits: int
+    group: int  # consecutive k that share a scale; 1 for float formats
+    offset: int  # what the unsigned stored integer exceeds the signed value by
+    has_min: bool
+    superblock: int  # consecutive k that share float16 super-scales; 0 when scales are float16 per group
+    file_block: int  # elements per block in a model file
+    file_bytes: int  # bytes per block in a model file
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8.0 * self.file_bytes / self.file_block
+
+
+TRAITS = {
+    WeightFormat.F32: FormatTraits(32, 1, 0, False, 0, 1, 4),
+    WeightFormat.F16: FormatTraits(16, 1, 0, False, 0, 1, 2),
+    WeightFormat.BF16: FormatTraits(16, 1, 0, False, 0, 1, 2),
+    WeightFormat.Q8_0: FormatTraits(8, 32, 128, False, 0, 32, 34),
+    WeightFormat.Q4_0: FormatTraits(4, 32, 8, False, 0, 32, 18),
+    WeightFormat.Q4_1: FormatTraits(4, 32, 0, True, 0, 32, 20),
+    WeightFormat.Q4_K: FormatTraits(4, 32, 0, True, 256, 256, 144),
+    WeightFormat.Q5_K: FormatTraits(5, 32, 0, True, 256, 256, 176),
+    WeightFormat.Q6_K: FormatTraits(6, 16, 32, False, 256, 256, 210),
+}
