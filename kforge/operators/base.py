@@ -1,0 +1,129 @@
+"""The contract of an operator: axes, tensors, references, cost and buckets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+from kforge.core.dtypes import DType
+from kforge.core.layout import Layout
+from kforge.core.workload import Problem, Workload
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Arrays = Mapping[str, "np.ndarray"]
+DENSE = Layout.of("dense")
+
+
+class Role(StrEnum):
+    IN = "in"
+    OUT = "out"
+    INOUT = "inout"
+
+
+class Residency(StrEnum):
+    """Where a tensor is when the engine calls the kernel; timing reproduces it."""
+
+    STREAMED = "streamed"  # weights, KV: beyond the last-level cache
+    HOT = "hot"  # activations just written
+
+
+class Distribution(StrEnum):
+    """How a case's inputs are drawn. A proposer never sees which are used."""
+
+    NORMAL = "normal"
+    HEAVY_TAIL = "heavy_tail"  # a few values 100 times larger
+    POSITIVE = "positive"
+    TINY = "tiny"  # about 1e-6, so that absolute tolerances would hide everything
+    LARGE = "large"
+    ONE_HOT = "one_hot"  # single non-zero terms: a dropped term shows
+    CANCEL = "cancel"  # permuted cancellation: terms that sum to almost nothing
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a launch. A packed weight is ``u8`` of shape (bytes,)."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    role: Role
+    residency: Residency = Residency.HOT
+    layout: Layout = DENSE
+
+    @property
+    def bytes(self) -> int:
+        size = self.dtype.size
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An output's float64 reference and the largest error allowed, per element (same shape)."""
+
+    reference: np.ndarray
+    bound: np.ndarray
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call must at least move and do.
+
+    ``streamed_bytes`` come from memory beyond the cache, ``hot_bytes`` from cache; ``operations`` maps a peak's name
+    ("int8_dot", "fp32_fma") to a count, a multiply-add being two.
+    """
+
+    streamed_bytes: int
+    hot_bytes: int
+    operations: tuple[tuple[str, int], ...]
+
+
+class Operator(ABC):
+    """A mathematical function with a contract. Instances are stateless; get them with ``kforge.operators.get``."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    static_axes: ClassVar[tuple[str, ...]]
+    dynamic_axes: ClassVar[tuple[str, ...]]  # the order in kf_launch.axes
+    scalar_names: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        """Tensors in launch order."""
+
+    def scalars(self, workload: Workload) -> tuple[float, ...]:
+        """Scalar values that cases use, in the order of ``scalar_names``."""
+        return ()
+
+    @abstractmethod
+    def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
+        """Every ``in`` and ``inout`` tensor, already in its layout. Deterministic in all arguments."""
+
+    @abstractmethod
+    def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
+        """Bound reference: float64 from the exact (unpacked, dequantised) inputs, with the error allowed per element.
+
+        Independent of ``spec``: written in numpy, in another order. Keys are the ``out`` and ``inout`` tensors.
+        """
+
+    @abstractmethod
+    def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Order specification (scalar C++): the ``out`` and ``inout`` tensors, to the bit."""
+
+    @abstractmethod
+    def cost(self, workload: Workload) -> Cost:
+        """Least traffic and operations of one call."""
+
+    @abstractmethod
+    def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
+        """The bucket's tuning point for these dynamic axes: the smallest listed point that is not below it (or the last)."""
+
+    @abstractmethod
+    def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
+        """Small shapes inside the workload's bucket to check at: edges (1, odd sizes, off multiples) and random ones."""
