@@ -1,0 +1,122 @@
+"""What a model is, apart from its weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Family(StrEnum):
+    """Architectures whose shapes are known. Only ``llama`` is read from files so far."""
+
+    LLAMA = "llama"
+    QWEN3 = "qwen3"
+
+
+class RopeStyle(StrEnum):
+    """Which two elements of a head turn together.
+
+    GGUF files of the llama family carry q and k rows permuted so that pairs are adjacent; safetensors keep halves.
+    """
+
+    NORM = "norm"  # pairs (2i, 2i+1)
+    NEOX = "neox"  # pairs (i, i + D/2)
+
+
+class RopeScaling(StrEnum):
+    NONE = "none"
+    LINEAR = "linear"  # positions divided by the factor
+    LLAMA3 = "llama3"  # long wavelengths divided by the factor, short ones kept, a ramp between
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: angle of pair i at position p is ``p * theta^(-2i/D)``, scaled."""
+
+    theta: float
+    style: RopeStyle
+    scaling: RopeScaling = RopeScaling.NONE
+    factor: float = 1.0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    original_context: int = 0  # llama3: context length of pre-training
+    divisors: tuple[float, ...] = ()  # per pair, from a GGUF file's rope_freqs.weight; replaces ``scaling``
+
+    def frequencies(self, head_dim: int) -> list[float]:
+        """Radians per position of each of the head_dim/2 pairs.
+
+        Source of the llama3 rule: the rotary embedding of Llama 3.1's released reference code.
+        """
+        base = [self.theta ** (-2.0 * i / head_dim) for i in range(head_dim // 2)]
+        if self.divisors:
+            return [f / d for f, d in zip(base, self.divisors, strict=True)]
+        if self.scaling is RopeScaling.LINEAR:
+            return [f / self.factor for f in base]
+        if self.scaling is RopeScaling.LLAMA3:
+            return [self._llama3(f) for f in base]
+        return base
+
+    def _llama3(self, frequency: float) -> float:
+        turns = self.original_context * frequency / (2.0 * math.pi)  # over the original context
+        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        smooth = min(max(smooth, 0.0), 1.0)
+        return (1.0 - smooth) * frequency / self.factor + smooth * frequency
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and constants of a decoder-only model; sizes in elements."""
+
+    name: str
+    family: Family
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    context_length: int
+    rms_eps: float
+    rope: Rope
+    tied_head: bool  # the head's weight is the embedding table
+    qkv_bias: bool = False
+    o_bias: bool = False
+    bos_id: int | None = None
+    eos_id: int | None = None
+    stop_ids: tuple[int, ...] = ()  # every token that ends a turn, eos included
+    chat_template: str | None = None
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes of KV cache that one token takes in all layers."""
+        return 2 * self.layers * self.kv_size * element_bytes
+
+
+@dataclass(frozen=True)
+class RopeTables:
+    """``cos`` and ``sin``, float32 of shape [positions, head_dim/2]."""
+
+    cos: np.ndarray
+    sin: np.ndarray
+
+
+def rope_tables(config: ModelConfig, positions: int) -> RopeTables:
+    """Tables for positions 0 .. positions-1, computed in float64 and rounded once."""
+    import numpy as np
+
+    frequencies = np.array(config.rope.frequencies(config.head_dim), dtype=np.float64)
+    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies[None, :]
+    return RopeTables(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))

@@ -1,0 +1,170 @@
+"""The operator calls of one step of a model, in order: the one place that says them.
+
+The engine builds its programs from this list and ``kforge workloads`` counts it, so what is tuned is what runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from kforge.core.dtypes import WeightFormat
+from kforge.core.errors import KforgeError
+from kforge.core.workload import Attr, Problem
+from kforge.models.config import Family, ModelConfig
+from kforge.models.roles import Matrix, Vector, WeightRef, shape_of
+
+
+class ModelShape(Protocol):
+    """What the graph needs of a model: an opened file, or the plan of a file not written yet."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def format(self, role: Matrix, layer: int | None = None) -> WeightFormat: ...
+
+
+class CallKind(StrEnum):
+    """A call's place in the step: what an engine switches on to choose buffers."""
+
+    EMBED = "embed"
+    ATTN_NORM = "attn_norm"
+    QKV = "qkv"  # fused, into one [T, (Hq+2Hkv)*D]
+    Q = "q"  # when formats differ: the parts write their columns of the same buffer
+    K = "k"
+    V = "v"
+    ROPE = "rope"
+    ATTENTION = "attention"
+    O = "o"  # noqa: E741 - the field's name. Adds into the residual stream
+    FFN_NORM = "ffn_norm"
+    GATE_UP = "gate_up"  # fused with silu, into [T, I]
+    GATE = "gate"  # when formats differ: the parts write their halves of [T, 2I], then silu_mul
+    UP = "up"
+    SILU = "silu"
+    DOWN = "down"  # adds into the residual stream
+    GATHER = "gather"  # rows of the residual stream whose logits are wanted
+    FINAL_NORM = "final_norm"
+    HEAD = "head"
+    ARGMAX = "argmax"
+
+    @property
+    def per_sequence(self) -> bool:
+        """Whether its rows are the step's wanted logits (one a sequence) instead of its tokens."""
+        return self in {CallKind.GATHER, CallKind.FINAL_NORM, CallKind.HEAD, CallKind.ARGMAX}
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Choices that are compiled into kernels and hold for the whole engine."""
+
+    kv: str = "bf16"  # element type of the KV cache
+    page: int = 64  # tokens per page of the KV cache
+    rows: int = 32  # panel height of packed weights
+    act: str = "a8"  # activations of integer-quantised weights: "a8" or "f32"; float weights always take f32
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator call. ``weights`` in launch order; several matrices are concatenated along their rows."""
+
+    label: str  # for instance "layers.3.qkv"
+    kind: CallKind
+    problem: Problem
+    weights: tuple[WeightRef, ...] = ()
+    biases: tuple[WeightRef, ...] = ()
+    layer: int | None = None
+
+
+def step_calls(model: ModelShape, options: StepOptions = StepOptions()) -> list[Call]:  # noqa: B008 - frozen
+    """Every call of one step, in order: the same list for decode and prefill, which differ in dynamic axes only."""
+    if model.config.family is not Family.LLAMA:
+        raise KforgeError(f"No graph for models of the family '{model.config.family}': only 'llama' is supported.")
+    build = _Builder(model, options)
+    c = model.config
+    calls = [build.embedding()]
+    for layer in range(c.layers):
+        calls.append(build.norm(CallKind.ATTN_NORM, Vector.ATTN_NORM, layer))
+        calls += build.qkv(layer)
+        calls += build.attention(layer)
+        calls.append(build.linear(CallKind.O, (Matrix.O,), layer, "residual", (Vector.O_BIAS,) if c.o_bias else ()))
+        calls.append(build.norm(CallKind.FFN_NORM, Vector.FFN_NORM, layer))
+        calls += build.gate_up(layer)
+        calls.append(build.linear(CallKind.DOWN, (Matrix.DOWN,), layer, "residual"))
+    calls.append(Call("gather", CallKind.GATHER, Problem.of("gather_rows", H=c.hidden)))
+    calls.append(build.norm(CallKind.FINAL_NORM, Vector.FINAL_NORM, None))
+    calls.append(build.linear(CallKind.HEAD, (Matrix.HEAD,), None, "none"))
+    calls.append(Call("argmax", CallKind.ARGMAX, Problem.of("argmax", V=c.vocab)))
+    return calls
+
+
+class _Builder:
+    def __init__(self, model: ModelShape, options: StepOptions) -> None:
+        self.model, self.c, self.options = model, model.config, options
+
+    def embedding(self) -> Call:
+        weight = self.model.format(Matrix.EMBED).value
+        problem = Problem.of("embedding", V=self.c.vocab, H=self.c.hidden, weight=weight, rows=self.options.rows)
+        return Call("embed", CallKind.EMBED, problem, (WeightRef(Matrix.EMBED),))
+
+    def norm(self, kind: CallKind, role: Vector, layer: int | None) -> Call:
+        problem = Problem.of("rms_norm", H=self.c.hidden, residual=0)
+        return Call(_label(kind, layer), kind, problem, (WeightRef(role, layer),), layer=layer)
+
+    def linear(self, kind: CallKind, roles: tuple[Matrix, ...], layer: int | None, epilogue: str,
+               biases: tuple[Vector, ...] = ()) -> Call:
+        """One matrix product; ``roles`` must share one format. Tied heads refer to the embedding table."""
+        weights = tuple(self._ref(role, layer) for role in roles)
+        weight = self.model.format(roles[0], layer)
+        static: dict[str, Attr] = {
+            "K": self._columns(roles[0]),
+            "N": sum(self._rows(role) for role in roles),
+            "weight": weight.value,
+            "act": self.options.act if weight.quantized else "f32",
+            "epilogue": epilogue,
+            "bias": int(bool(biases)),
+            "rows": self.options.rows,
+        }
+        refs = tuple(WeightRef(b, layer) for b in biases)
+        return Call(_label(kind, layer), kind, Problem.of("linear", **static), weights, refs, layer)
+
+    def qkv(self, layer: int) -> list[Call]:
+        parts = (Matrix.Q, Matrix.K, Matrix.V)
+        biases = (Vector.Q_BIAS, Vector.K_BIAS, Vector.V_BIAS) if self.c.qkv_bias else ()
+        if self._same_format(parts, layer):
+            return [self.linear(CallKind.QKV, parts, layer, "none", biases)]
+        kinds = (CallKind.Q, CallKind.K, CallKind.V)
+        return [self.linear(kind, (part,), layer, "none", biases[i:i + 1])
+                for i, (kind, part) in enumerate(zip(kinds, parts, strict=True))]
+
+    def attention(self, layer: int) -> list[Call]:
+        c, o = self.c, self.options
+        shape: dict[str, Attr] = {"Hq": c.heads, "Hkv": c.kv_heads, "D": c.head_dim, "P": o.page, "kv": o.kv}
+        rope = Problem.of("rope_kv_write", **shape, style=c.rope.style.value)
+        return [Call(_label(CallKind.ROPE, layer), CallKind.ROPE, rope, layer=layer),
+                Call(_label(CallKind.ATTENTION, layer), CallKind.ATTENTION, Problem.of("paged_attention", **shape),
+                     layer=layer)]
+
+    def gate_up(self, layer: int) -> list[Call]:
+        if self._same_format((Matrix.GATE, Matrix.UP), layer):
+            return [self.linear(CallKind.GATE_UP, (Matrix.GATE, Matrix.UP), layer, "silu_gate")]
+        silu = Problem.of("silu_mul", I=self.c.intermediate)
+        return [self.linear(CallKind.GATE, (Matrix.GATE,), layer, "none"),
+                self.linear(CallKind.UP, (Matrix.UP,), layer, "none"),
+                Call(_label(CallKind.SILU, layer), CallKind.SILU, silu, layer=layer)]
+
+    def _same_format(self, roles: tuple[Matrix, ...], layer: int) -> bool:
+        return len({self.model.format(role, layer) for role in roles}) == 1
+
+    def _ref(self, role: Matrix, layer: int | None) -> WeightRef:
+        return WeightRef(Matrix.EMBED if role is Matrix.HEAD and self.c.tied_head else role, layer)
+
+    def _rows(self, role: Matrix) -> int:
+        return shape_of(self.c, role)[0]
+
+    def _columns(self, role: Matrix) -> int:
+        return shape_of(self.c, role)[1]
+
+
+def _label(kind: CallKind, layer: int | None) -> str:
+    return kind.value if layer is None else f"layers.{layer}.{kind.value}"
