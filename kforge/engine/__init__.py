@@ -1,0 +1,1 @@
+"""The reference decoding engine: control in Python, data in programs of registry kernels."""
