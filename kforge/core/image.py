@@ -32,7 +32,7 @@ class Relocation:
 
 @dataclass(frozen=True)
 class Image:
-    """Position-independent code and constants of one kernel. ``scratch_entry`` is -1 when the kernel needs no scratch."""
+    """Position-independent code and constants of one kernel. ``scratch_entry`` is -1 when it needs no scratch."""
 
     entry: int
     scratch_entry: int
@@ -49,10 +49,14 @@ class Image:
         """Flat form for the native loader, little endian.
 
         ``MAGIC``; i64 memory_bytes, entry, scratch_entry, segment count, relocation count; per segment i64 address,
-        data bytes, memory bytes, executable; per relocation i64 address, addend; then the segments' data one after another.
+        data bytes, memory bytes, executable; per relocation i64 address, addend; then the segments' data in order.
         """
-        parts = [MAGIC, struct.pack("<5q", self.memory_bytes, self.entry, self.scratch_entry,
-                                    len(self.segments), len(self.relocations))]
+        parts = [
+            MAGIC,
+            struct.pack(
+                "<5q", self.memory_bytes, self.entry, self.scratch_entry, len(self.segments), len(self.relocations)
+            ),
+        ]
         parts += [struct.pack("<4q", s.address, len(s.data), s.memory_bytes, int(s.executable)) for s in self.segments]
         parts += [struct.pack("<2q", r.address, r.addend) for r in self.relocations]
         parts += [s.data for s in self.segments]

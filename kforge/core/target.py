@@ -67,7 +67,9 @@ class Target:
     def best_bandwidth(self, threads: int | None = None) -> float:
         """Bytes/s with ``threads`` threads (all cores when None); the nearest measured count at most that."""
         wanted = threads or self.cores
-        usable = [(n, peak.value) for n, peak in self.bandwidth if n <= wanted] or [(n, p.value) for n, p in self.bandwidth]
+        usable = [(n, peak.value) for n, peak in self.bandwidth if n <= wanted] or [
+            (n, p.value) for n, p in self.bandwidth
+        ]
         return max(value for _, value in usable) if usable else 0.0
 
     def peak(self, name: str) -> float:

@@ -32,7 +32,7 @@ class FailureClass(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure as a value: its class, one sentence for the person who has to act, and detail for a log or a repairer."""
+    """A failure as a value: its class, one sentence for the person who has to act, detail for a log or a repairer."""
 
     kind: FailureClass
     reason: str

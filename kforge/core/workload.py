@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 Attr = int | str
 
@@ -23,27 +25,27 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """An operator with its static attributes: the part that is compiled into a kernel and that identity matches exactly."""
+    """An operator with its static attributes: what is compiled into a kernel, and what identity matches exactly."""
 
-    operator: str
+    operator: builtins.str
     static: tuple[tuple[str, Attr], ...]
 
     @classmethod
-    def of(cls, operator: str, **static: Attr) -> Problem:
+    def of(cls, operator: builtins.str, **static: Attr) -> Problem:
         return cls(operator, attrs(static))
 
-    def __getitem__(self, name: str) -> Attr:
+    def __getitem__(self, name: builtins.str) -> Attr:
         return dict(self.static)[name]
 
-    def int(self, name: str) -> int:
+    def int(self, name: builtins.str) -> builtins.int:
         return int(self[name])
 
-    def str(self, name: str) -> str:
+    def str(self, name: builtins.str) -> builtins.str:
         return str(self[name])
 
-    @property
-    def key(self) -> str:
-        """Canonical text, for instance ``linear(K=576,N=960,act=a8,...)``: the same for equal problems, stable across versions."""
+    @cached_property
+    def key(self) -> builtins.str:
+        """Canonical text, such as ``linear(K=576,N=960,act=a8,...)``: equal for equal problems, in every version."""
         return f"{self.operator}({','.join(f'{k}={v}' for k, v in self.static)})"
 
 

@@ -1,0 +1,314 @@
+"""Writing to the registry: SQLite (WAL) by default, PostgreSQL by URL. Reading for look-ups is ``snapshot``."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, create_engine, event, func, inspect, select, text
+from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.orm import Session
+
+from kforge.core.errors import KforgeError
+from kforge.core.kernel import KernelRecord, KernelState
+from kforge.core.trial import Trial
+from kforge.core.workload import Problem
+from kforge.registry.schema import EventRow, KernelRow, LayoutRow, MissRow, RunRow, TrialRow
+from kforge.registry.store import Store
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def default_path() -> Path:
+    """``$KFORGE_HOME`` or the platform's data folder, ``registry.db`` in it."""
+    from kforge.core.paths import data_dir
+
+    return data_dir() / "registry.db"
+
+
+class Registry:
+    """The database and the artifact store beside it. Open with ``Registry.open``; close or use as a context manager."""
+
+    def __init__(self, engine: Engine, store: Store, name: str):
+        self._engine = engine
+        self.store = store
+        self.name = name
+
+    @classmethod
+    def open(cls, path: Path | None = None) -> Registry:
+        """Open or create and bring the schema up to date; a KforgeError says why when that can't be."""
+        path = path or default_path()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise KforgeError(
+                f"cannot create {path.parent}: {error.strerror}; set KFORGE_HOME to a writable folder"
+            ) from error
+        engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
+        event.listen(engine, "connect", _sqlite_pragmas)
+        registry = cls(engine, Store(path.parent / "store"), str(path))
+        try:
+            registry._migrate()
+        except (OperationalError, DatabaseError) as error:
+            raise KforgeError(f"registry {path} cannot be opened: {error.orig}; move it away or restore it") from error
+        return registry
+
+    def _migrate(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        known = ScriptDirectory.from_config(config)
+        with self._engine.begin() as connection:
+            current = None
+            if inspect(connection).has_table("alembic_version"):
+                current = connection.execute(text("select version_num from alembic_version")).scalar()
+            if current == known.get_current_head():
+                return
+            if current is not None and current not in {s.revision for s in known.walk_revisions()}:
+                raise KforgeError(
+                    f"registry {self.name} was written by a newer kforge (schema {current}); upgrade kforge to use it"
+                )
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _session(self) -> Iterator[Session]:
+        try:
+            with Session(self._engine) as session, session.begin():
+                yield session
+        except OperationalError as error:
+            raise KforgeError(f"registry {self.name}: {error.orig}; nothing of this step was written") from error
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def begin_run(self, run: str, model: str, target_identity: str, folder: Path) -> None:
+        """Idempotent, so that a resumed run calls it again."""
+        with self._session() as session:
+            if session.get(RunRow, run) is None:
+                session.add(
+                    RunRow(id=run, model=model, target_identity=target_identity, folder=str(folder), created=now())
+                )
+
+    def record_trial(self, run: str, target_identity: str, problem: Problem, trial: Trial) -> None:
+        """One row per (run, workload, candidate): recording again changes nothing."""
+        with self._session() as session:
+            seen = select(TrialRow.id).where(
+                TrialRow.run == run,
+                TrialRow.workload == trial.workload,
+                TrialRow.candidate_hash == trial.candidate_hash,
+            )
+            if session.execute(seen).first():
+                return
+            session.add(
+                TrialRow(
+                    run=run,
+                    target_identity=target_identity,
+                    problem=problem.key,
+                    workload=trial.workload,
+                    candidate_hash=trial.candidate_hash,
+                    template=trial.template,
+                    params=dict(trial.params),
+                    seconds=trial.timing.seconds if trial.timing else None,
+                    spread=trial.timing.spread if trial.timing else None,
+                    failure=trial.failure.kind.value if trial.failure else None,
+                    reason=trial.failure.reason if trial.failure else "",
+                    created=now(),
+                )
+            )
+
+    def accept(self, kernel: KernelRecord, artifact: bytes, source: str, evidence: dict[str, object]) -> int:
+        """Store an accepted candidate with its files and return its id; idempotent per run, bucket and candidate."""
+        if self.store.put(artifact) != kernel.artifact_hash or self.store.put(source.encode()) != kernel.source_hash:
+            raise KforgeError(f"kernel {kernel.candidate_hash}: its files do not have the hashes that it names")
+        with self._session() as session:
+            seen = select(KernelRow.id).where(
+                KernelRow.run == kernel.run,
+                KernelRow.bucket_key == kernel.bucket_key,
+                KernelRow.problem == kernel.problem.key,
+                KernelRow.candidate_hash == kernel.candidate_hash,
+            )
+            if (found := session.execute(seen).scalar()) is not None:
+                return found
+            row = KernelRow(
+                candidate_hash=kernel.candidate_hash,
+                operator=kernel.problem.operator,
+                problem=kernel.problem.key,
+                static=dict(kernel.problem.static),
+                bucket=dict(kernel.bucket),
+                bucket_key=kernel.bucket_key,
+                target_identity=kernel.target_identity,
+                target_name=kernel.target_name,
+                operator_version=kernel.operator_version,
+                abi_version=kernel.abi_version,
+                numerics=kernel.numerics.value,
+                layouts={name: [layout.family, layout.version, dict(layout.params)] for name, layout in kernel.layouts},
+                backend=kernel.backend,
+                template=kernel.template,
+                template_hash=kernel.template_hash,
+                params=dict(kernel.params),
+                source_hash=kernel.source_hash,
+                artifact_hash=kernel.artifact_hash,
+                compiler=kernel.compiler,
+                seconds=kernel.seconds,
+                default_seconds=kernel.default_seconds,
+                gain=kernel.gain,
+                gain_lower=kernel.gain_lower,
+                run=kernel.run,
+                proposer=kernel.proposer,
+                created=now(),
+            )
+            session.add(row)
+            session.flush()
+            session.add(
+                EventRow(
+                    kernel=row.id,
+                    state=KernelState.ACCEPTED.value,
+                    reason="judged better than the incumbent",
+                    evidence=evidence,
+                    created=now(),
+                )
+            )
+            return row.id
+
+    def set_state(
+        self, kernel_id: int, state: KernelState, reason: str, evidence: dict[str, object] | None = None
+    ) -> None:
+        """Append an event. Promoting retires what was promoted before at the same problem, bucket and target."""
+        with self._session() as session:
+            row = session.get(KernelRow, kernel_id)
+            if row is None:
+                raise KforgeError(f"registry {self.name} has no kernel {kernel_id}")
+            if state is KernelState.PROMOTED:
+                same = select(KernelRow.id).where(
+                    KernelRow.problem == row.problem,
+                    KernelRow.bucket_key == row.bucket_key,
+                    KernelRow.target_identity == row.target_identity,
+                    KernelRow.id != kernel_id,
+                )
+                for other in session.execute(same).scalars():
+                    if _state(session, other) is KernelState.PROMOTED:
+                        session.add(
+                            EventRow(
+                                kernel=other,
+                                state=KernelState.RETIRED.value,
+                                reason=f"replaced by kernel {kernel_id}",
+                                evidence={},
+                                created=now(),
+                            )
+                        )
+            session.add(
+                EventRow(kernel=kernel_id, state=state.value, reason=reason, evidence=evidence or {}, created=now())
+            )
+
+    def choose_rows(self, run: str, target_identity: str, weight: str, rows: int) -> None:
+        """Record the jointly chosen panel height of a weight (``weight``: key of its problem without the layout)."""
+        with self._session() as session:
+            session.add(LayoutRow(target_identity=target_identity, weight=weight, rows=rows, run=run, created=now()))
+
+    def record_miss(
+        self, target_identity: str, problem: Problem, bucket: tuple[tuple[str, int], ...], count: int = 1
+    ) -> None:
+        key = ",".join(f"{k}={v}" for k, v in bucket)
+        with self._session() as session:
+            row = session.execute(
+                select(MissRow).where(
+                    MissRow.target_identity == target_identity,
+                    MissRow.problem == problem.key,
+                    MissRow.bucket_key == key,
+                )
+            ).scalar()
+            if row is None:
+                session.add(
+                    MissRow(
+                        target_identity=target_identity,
+                        problem=problem.key,
+                        static=dict(problem.static),
+                        operator=problem.operator,
+                        bucket=dict(bucket),
+                        bucket_key=key,
+                        count=count,
+                        created=now(),
+                    )
+                )
+            else:
+                row.count += count
+
+    @contextmanager
+    def tuning_lock(self) -> Iterator[None]:
+        """Held while measuring: two tunes on one machine would only measure each other."""
+        path = Path(self.name).with_suffix(".tuning")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+                raise KforgeError(
+                    f"another tune (process {owner}) is measuring with {self.name}; wait for it or end it"
+                ) from error
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def trial_count(self, run: str) -> int:
+        with self._session() as session:
+            return session.execute(select(func.count()).select_from(TrialRow).where(TrialRow.run == run)).scalar_one()
+
+    def tried(self, problem: Problem, target_identity: str, limit: int = 20) -> list[dict[str, object]]:
+        """The fastest parameter sets ever timed for this problem on this target, best first: seeds for a search."""
+        with self._session() as session:
+            rows = session.execute(
+                select(TrialRow.template, TrialRow.params, TrialRow.seconds)
+                .where(
+                    TrialRow.problem == problem.key,
+                    TrialRow.target_identity == target_identity,
+                    TrialRow.seconds.is_not(None),
+                )
+                .order_by(TrialRow.seconds)
+                .limit(limit)
+            )
+            return [{"template": r.template, "params": r.params} for r in rows]
+
+    def events(self, kernel_id: int) -> list[EventRow]:
+        with self._session() as session:
+            rows = list(
+                session.execute(select(EventRow).where(EventRow.kernel == kernel_id).order_by(EventRow.id)).scalars()
+            )
+            session.expunge_all()
+            return rows
+
+
+def _state(session: Session, kernel_id: int) -> KernelState:
+    last = select(EventRow.state).where(EventRow.kernel == kernel_id).order_by(EventRow.id.desc()).limit(1)
+    return KernelState(session.execute(last).scalar_one())
+
+
+def _sqlite_pragmas(connection, _record) -> None:
+    cursor = connection.cursor()
+    cursor.execute("pragma journal_mode=wal")
+    cursor.execute("pragma synchronous=normal")
+    cursor.execute("pragma foreign_keys=on")
+    cursor.close()

@@ -1,0 +1,119 @@
+"""Tables. Append-only: trials, kernels and events are inserted, never changed."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, Float, ForeignKey, Index, Integer, String, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+REVISION = "0001"  # the newest migration; a database beyond it is from a newer kforge
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class RunRow(Base):
+    __tablename__ = "run"
+    id: Mapped[str] = mapped_column(String, primary_key=True)
+    model: Mapped[str] = mapped_column(String)
+    target_identity: Mapped[str] = mapped_column(String)
+    folder: Mapped[str] = mapped_column(String)
+    created: Mapped[str] = mapped_column(String)
+
+
+class TrialRow(Base):
+    """Losers and failures are knowledge too."""
+
+    __tablename__ = "trial"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    run: Mapped[str] = mapped_column(ForeignKey("run.id"))
+    target_identity: Mapped[str] = mapped_column(String)
+    problem: Mapped[str] = mapped_column(String)
+    workload: Mapped[str] = mapped_column(String)
+    candidate_hash: Mapped[str] = mapped_column(String)
+    template: Mapped[str] = mapped_column(String)
+    params: Mapped[dict] = mapped_column(JSON)
+    seconds: Mapped[float | None] = mapped_column(Float)
+    spread: Mapped[float | None] = mapped_column(Float)
+    failure: Mapped[str | None] = mapped_column(String)
+    reason: Mapped[str] = mapped_column(String, default="")
+    created: Mapped[str] = mapped_column(String)
+    __table_args__ = (
+        UniqueConstraint("run", "workload", "candidate_hash", name="trial_once"),
+        Index("trial_by_problem", "problem", "target_identity"),
+    )
+
+
+class KernelRow(Base):
+    __tablename__ = "kernel"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    candidate_hash: Mapped[str] = mapped_column(String)
+    operator: Mapped[str] = mapped_column(String)
+    problem: Mapped[str] = mapped_column(String)
+    static: Mapped[dict] = mapped_column(JSON)
+    bucket: Mapped[dict] = mapped_column(JSON)
+    bucket_key: Mapped[str] = mapped_column(String)
+    target_identity: Mapped[str] = mapped_column(String)
+    target_name: Mapped[str] = mapped_column(String)
+    operator_version: Mapped[int] = mapped_column(Integer)
+    abi_version: Mapped[int] = mapped_column(Integer)
+    numerics: Mapped[str] = mapped_column(String)
+    layouts: Mapped[dict] = mapped_column(JSON)
+    backend: Mapped[str] = mapped_column(String)
+    template: Mapped[str] = mapped_column(String)
+    template_hash: Mapped[str] = mapped_column(String)
+    params: Mapped[dict] = mapped_column(JSON)
+    source_hash: Mapped[str] = mapped_column(String)
+    artifact_hash: Mapped[str] = mapped_column(String)
+    compiler: Mapped[str] = mapped_column(String)
+    seconds: Mapped[float] = mapped_column(Float)
+    default_seconds: Mapped[float] = mapped_column(Float)
+    gain: Mapped[float] = mapped_column(Float)
+    gain_lower: Mapped[float] = mapped_column(Float)
+    run: Mapped[str] = mapped_column(ForeignKey("run.id"))
+    proposer: Mapped[str] = mapped_column(String)
+    created: Mapped[str] = mapped_column(String)
+    __table_args__ = (
+        UniqueConstraint("run", "bucket_key", "problem", "candidate_hash", name="kernel_once"),
+        Index("kernel_by_problem", "problem", "target_identity"),
+    )
+
+
+class EventRow(Base):
+    """A kernel's history; the last event is its state."""
+
+    __tablename__ = "event"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    kernel: Mapped[int] = mapped_column(ForeignKey("kernel.id"), index=True)
+    state: Mapped[str] = mapped_column(String)
+    reason: Mapped[str] = mapped_column(String)
+    evidence: Mapped[dict] = mapped_column(JSON, default=dict)
+    created: Mapped[str] = mapped_column(String)
+
+
+class LayoutRow(Base):
+    """Which layout a weight takes on a target, chosen jointly over all buckets; the last row wins."""
+
+    __tablename__ = "layout_choice"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    target_identity: Mapped[str] = mapped_column(String)
+    weight: Mapped[str] = mapped_column(String)  # key of the problem without its layout
+    rows: Mapped[int] = mapped_column(Integer)
+    run: Mapped[str] = mapped_column(ForeignKey("run.id"))
+    created: Mapped[str] = mapped_column(String)
+
+
+class MissRow(Base):
+    """What was asked for and not there: feeds the next run."""
+
+    __tablename__ = "miss"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    target_identity: Mapped[str] = mapped_column(String)
+    problem: Mapped[str] = mapped_column(String)
+    static: Mapped[dict] = mapped_column(JSON)
+    operator: Mapped[str] = mapped_column(String)
+    bucket: Mapped[dict] = mapped_column(JSON)
+    bucket_key: Mapped[str] = mapped_column(String)
+    count: Mapped[int] = mapped_column(Integer)
+    created: Mapped[str] = mapped_column(String)
+    __table_args__ = (UniqueConstraint("target_identity", "problem", "bucket_key", name="miss_once"),)

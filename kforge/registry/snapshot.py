@@ -1,0 +1,113 @@
+"""An immutable view of the registry, read with plain ``sqlite3`` so that a look-up starts in milliseconds."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kforge.core.errors import KforgeError
+from kforge.core.kernel import KernelRecord, KernelState
+from kforge.core.layout import Layout
+from kforge.core.trial import NumericsClass
+from kforge.core.workload import Problem, attrs
+
+KNOWN_SCHEMA = "0001"
+
+_KERNELS = """
+select k.*, (select state from event e where e.kernel = k.id order by e.id desc limit 1) as state
+from kernel k order by k.id
+"""
+_ROWS = """
+select target_identity, weight, rows from layout_choice where id in
+(select max(id) from layout_choice group by target_identity, weight)
+"""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All kernels, with the state that their last event gave them. Build with ``read`` or ``of``."""
+
+    kernels: tuple[KernelRecord, ...]
+    rows: tuple[tuple[str, int], ...] = ()  # "<target identity> <weight problem>" -> chosen panel height
+    _served: dict[str, tuple[KernelRecord, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _rows: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, kernels: Iterable[KernelRecord], rows: Iterable[tuple[str, int]] = ()) -> Snapshot:
+        kernels = tuple(kernels)
+        served: dict[str, list[KernelRecord]] = {}
+        for kernel in kernels:
+            if kernel.state is KernelState.PROMOTED:
+                served.setdefault(kernel.problem.key, []).append(kernel)
+        rows = tuple(rows)
+        return cls(kernels, rows, {key: tuple(found) for key, found in served.items()}, dict(rows))
+
+    def served(self, problem: Problem) -> tuple[KernelRecord, ...]:
+        """Promoted kernels of this very problem, on any target."""
+        return self._served.get(problem.key, ())
+
+    def chosen_rows(self, weight: Problem, target_identity: str) -> int | None:
+        """The panel height that was chosen for a weight on a target, None when it was never tuned there."""
+        return self._rows.get(f"{target_identity} {weight.key}")
+
+
+EMPTY = Snapshot.of(())
+
+
+def read(path: Path) -> Snapshot:
+    """The registry at ``path`` as it is now; empty when there is none. KforgeError when it can't be read."""
+    if not path.exists():
+        return EMPTY
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+        connection.row_factory = sqlite3.Row
+        try:
+            schema = connection.execute("select version_num from alembic_version").fetchone()
+            if schema is None or schema[0] > KNOWN_SCHEMA:
+                found = schema[0] if schema else "none"
+                raise KforgeError(
+                    f"registry {path} was written by a newer kforge (schema {found}); upgrade kforge to use it"
+                )
+            kernels = [_record(row) for row in connection.execute(_KERNELS)]
+            rows = [(f"{r['target_identity']} {r['weight']}", r["rows"]) for r in connection.execute(_ROWS)]
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise KforgeError(f"registry {path} cannot be read: {error}; move it away or restore it") from error
+    return Snapshot.of(kernels, rows)
+
+
+def _record(row: sqlite3.Row) -> KernelRecord:
+    layouts = json.loads(row["layouts"])
+    return KernelRecord(
+        candidate_hash=row["candidate_hash"],
+        problem=Problem(row["operator"], attrs(json.loads(row["static"]))),
+        bucket=tuple(sorted(json.loads(row["bucket"]).items())),
+        target_identity=row["target_identity"],
+        target_name=row["target_name"],
+        operator_version=row["operator_version"],
+        abi_version=row["abi_version"],
+        numerics=NumericsClass(row["numerics"]),
+        layouts=tuple(
+            (name, Layout(family, version, attrs(params))) for name, (family, version, params) in layouts.items()
+        ),
+        backend=row["backend"],
+        template=row["template"],
+        template_hash=row["template_hash"],
+        params=attrs(json.loads(row["params"])),
+        source_hash=row["source_hash"],
+        artifact_hash=row["artifact_hash"],
+        compiler=row["compiler"],
+        seconds=row["seconds"],
+        default_seconds=row["default_seconds"],
+        gain=row["gain"],
+        gain_lower=row["gain_lower"],
+        run=row["run"],
+        proposer=row["proposer"],
+        state=KernelState(row["state"]),
+        created=row["created"],
+        id=row["id"],
+    )
