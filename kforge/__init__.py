@@ -1,0 +1,1 @@
+"""kforge: the fastest correct kernel for every operator of a model on this hardware, kept, and proven in an engine."""

@@ -1,0 +1,64 @@
+"""Commands by name, imported only when called, so that ``kforge lookup`` and ``--help`` start at once."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+import click
+import typer
+from typer.core import TyperGroup
+
+
+@dataclass(frozen=True)
+class Verb:
+    """Where a command lives. ``attribute`` is a function, or a typer app for a group of commands."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+VERBS = {
+    "doctor": Verb("kforge.cli.doctor", "doctor", "What this machine has: compiler, sandbox, target, registry."),
+    "target": Verb("kforge.cli.target", "app", "Probe, list and show targets."),
+    "model": Verb("kforge.cli.model", "app", "Fetch, synthesise and show models."),
+    "workloads": Verb("kforge.cli.workloads", "workloads", "Every operator call of a step, with its cost and limit."),
+    "tune": Verb("kforge.cli.tune", "tune", "Tune a model's kernels on this machine."),
+    "runs": Verb("kforge.cli.runs", "app", "List, show and report tuning runs."),
+    "lookup": Verb("kforge.cli.lookup", "lookup", "Which kernel serves an operator at given axes, and why."),
+    "kernels": Verb("kforge.cli.kernels", "app", "The kernel database: list, show, verify, rm, gc."),
+    "try": Verb("kforge.cli.try_kernel", "try_kernel", "Build, check, time and compare a kernel of your own."),
+    "generate": Verb("kforge.cli.generate", "generate", "Continue a prompt."),
+    "chat": Verb("kforge.cli.generate", "chat", "Talk with a model."),
+    "bench": Verb("kforge.cli.bench", "app", "Benchmarks of the engine."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A click group that knows its commands' names and one-line helps without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        if ctx.resilient_parsing or _only_listing():
+            return click.Command(cmd_name, help=verb.help)
+        target = getattr(importlib.import_module(verb.module), verb.attribute)
+        if isinstance(target, typer.Typer):
+            group = typer.main.get_command(target)
+            group.name = cmd_name
+            return group
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(cmd_name)(target)
+        return typer.main.get_command(single)
+
+
+def _only_listing() -> bool:
+    """Whether the command line asks for nothing but the list of commands."""
+    import sys
+
+    return len(sys.argv) <= 1 or sys.argv[1] in ("--help", "-h")

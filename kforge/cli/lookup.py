@@ -1,0 +1,86 @@
+"""``kforge lookup``: standard library and the registry's fast path only, no torch, no numpy."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from kforge.core.errors import KforgeError
+from kforge.core.kernel import Answer
+
+# What a linear is when the question does not say: kforge's own choice for quantised weights.
+DEFAULTS: dict[str, dict[str, int | str]] = {
+    "linear": {"act": "a8", "epilogue": "none", "bias": 0},
+    "rms_norm": {"residual": 0},
+}
+
+
+def lookup(
+    operator: Annotated[str, typer.Argument(help="Operator, for instance linear.")],
+    axes: Annotated[list[str], typer.Argument(help="NAME=VALUE: static attributes and dynamic axes.")],
+    target: Annotated[str, typer.Option(help="Target name, or a TOML file.")] = "host",
+    explain: Annotated[bool, typer.Option("--explain", help="Print why each entry was taken or refused.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which kernel serves this operator at these axes, and why."""
+    from kforge.registry.ask import ask, open_snapshot
+
+    given = _parse(axes)
+    snapshot = open_snapshot()
+    answer = ask(snapshot, operator, {**DEFAULTS.get(operator, {}), **given}, target)
+    if as_json:
+        print(json.dumps(_document(answer), indent=1))
+        return
+    if answer.kernel is None:
+        print(f"{operator}: no tuned kernel; the shipped default serves")
+    else:
+        kernel = answer.kernel
+        promise = "promised" if answer.promised else "an estimate"
+        print(f"{operator}: kernel {kernel.candidate_hash} ({answer.tier}, {promise})")
+        print(
+            f"  measured at {kernel.bucket_key} on {kernel.target_name}: {kernel.seconds * 1e6:.2f} us, "
+            f"{100 * kernel.gain:+.1f} % over the default (at least {100 * kernel.gain_lower:+.1f} %)"
+        )
+        print(f"  {kernel.template} {' '.join(f'{k}={v}' for k, v in kernel.params)}")
+        for reason in answer.stale:
+            print(f"  stale: {reason}")
+    if explain:
+        for step in answer.trace:
+            print(f"  {'took   ' if step.taken else 'refused'} [{step.tier}] {step.entry}: {step.reason}")
+
+
+def _parse(axes: list[str]) -> dict[str, int | str]:
+    given: dict[str, int | str] = {}
+    for axis in axes:
+        name, separator, value = axis.partition("=")
+        if not separator or not name or not value:
+            raise KforgeError(f"{axis!r} is not NAME=VALUE, for instance K=576")
+        given[name] = int(value) if value.lstrip("-").isdigit() else value
+    return given
+
+
+def _document(answer: Answer) -> dict[str, object]:
+    kernel = answer.kernel
+    return {
+        "tier": answer.tier,
+        "promised": answer.promised,
+        "stale": list(answer.stale),
+        "kernel": None
+        if kernel is None
+        else {
+            "hash": kernel.candidate_hash,
+            "artifact": kernel.artifact_hash,
+            "problem": kernel.problem.key,
+            "bucket": dict(kernel.bucket),
+            "target": kernel.target_name,
+            "seconds": kernel.seconds,
+            "gain": kernel.gain,
+            "gain_lower": kernel.gain_lower,
+            "template": kernel.template,
+            "params": dict(kernel.params),
+            "run": kernel.run,
+        },
+        "trace": [{"tier": s.tier, "entry": s.entry, "taken": s.taken, "reason": s.reason} for s in answer.trace],
+    }

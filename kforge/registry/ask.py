@@ -1,0 +1,67 @@
+"""The question as people and engines ask it: an operator with named axes, on a target; wraps the pure look-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kforge.core.errors import KforgeError
+from kforge.core.kernel import Answer
+from kforge.core.target import Target
+from kforge.core.workload import Attr, Problem
+from kforge.registry.lookup import Asker, lookup
+from kforge.registry.snapshot import Snapshot, read
+from kforge.registry.validators import Toolchain
+
+ABI_VERSION = 1  # of kforge/abi.h; a test holds the two together
+
+
+def open_snapshot(path: Path | None = None) -> Snapshot:
+    """The registry as it is now (``$KFORGE_HOME`` or the platform's data folder when no path is given)."""
+    if path is None:
+        from kforge.core.paths import data_dir
+
+        path = data_dir() / "registry.db"
+    return read(path)
+
+
+def asker(target: Target) -> Asker:
+    """Who asks, on ``target``: its identity, its kin (same ISA, other core counts) and its toolchain."""
+    from kforge.operators import get, names
+
+    compilers = tuple(f"{c.name} {c.version}" for c in target.compilers)
+    versions = tuple((name, get(name).version) for name in names())
+    return Asker(target.identity, Toolchain(ABI_VERSION, versions, compilers), siblings(target))
+
+
+def siblings(target: Target) -> tuple[str, ...]:
+    """Identities of targets that differ in nothing but the number of cores (1 to 256)."""
+    import dataclasses
+
+    return tuple(dataclasses.replace(target, cores=n).identity for n in range(1, 257) if n != target.cores)
+
+
+def ask(snapshot: Snapshot, operator: str, axes: Mapping[str, Attr], target: str | Target = "host") -> Answer:
+    """Look up ``operator`` with static attributes and dynamic axes in one mapping.
+
+    A missing ``rows`` of a packed weight is the layout that was chosen for it on this target (32 when never tuned).
+    """
+    from kforge.operators import get
+    from kforge.targets.files import load_target
+
+    contract = get(operator)
+    hardware = target if isinstance(target, Target) else load_target(target)
+    dynamic = {name: int(axes[name]) for name in contract.dynamic_axes if name in axes}
+    static = {name: value for name, value in axes.items() if name not in dynamic}
+    missing = [n for n in contract.static_axes if n not in static and n != "rows"]
+    if missing:
+        raise KforgeError(f"{operator} needs {', '.join(missing)} (NAME=VALUE) beside {', '.join(axes) or 'nothing'}")
+    unknown = [n for n in static if n not in contract.static_axes]
+    if unknown:
+        raise KforgeError(
+            f"{operator} has no axis {', '.join(unknown)}; it has "
+            f"{', '.join((*contract.static_axes, *contract.dynamic_axes))}"
+        )
+    if "rows" in contract.static_axes and "rows" not in static:
+        static["rows"] = snapshot.chosen_rows(Problem.of(operator, **static), hardware.identity) or 32
+    return lookup(snapshot, Problem.of(operator, **static), dynamic, asker(hardware), contract.bucket)
