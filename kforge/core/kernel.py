@@ -54,6 +54,16 @@ class KernelRecord:
         return ",".join(f"{k}={v}" for k, v in self.bucket)
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What a run decided for a problem: its weight's layout jointly over all buckets, and with which templates."""
+
+    problem: str  # key of the problem without its layout
+    rows: int  # panel height; 0 for operators without a packed weight
+    buckets: tuple[str, ...]
+    templates: str  # hash over the templates that competed
+
+
 class Tier(StrEnum):
     """How near the answer is to the question; the first two are promises, the rest estimates."""
 

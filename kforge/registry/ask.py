@@ -63,5 +63,6 @@ def ask(snapshot: Snapshot, operator: str, axes: Mapping[str, Attr], target: str
             f"{', '.join((*contract.static_axes, *contract.dynamic_axes))}"
         )
     if "rows" in contract.static_axes and "rows" not in static:
-        static["rows"] = snapshot.chosen_rows(Problem.of(operator, **static), hardware.identity) or 32
+        settled = snapshot.settled(Problem.of(operator, **static), hardware.identity)
+        static["rows"] = settled.rows if settled else 32
     return lookup(snapshot, Problem.of(operator, **static), dynamic, asker(hardware), contract.bucket)

@@ -17,10 +17,10 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session
 
 from kforge.core.errors import KforgeError
-from kforge.core.kernel import KernelRecord, KernelState
+from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.trial import Trial
 from kforge.core.workload import Problem
-from kforge.registry.schema import EventRow, KernelRow, LayoutRow, MissRow, RunRow, TrialRow
+from kforge.registry.schema import EventRow, KernelRow, MissRow, RunRow, SettledRow, TrialRow
 from kforge.registry.store import Store
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -219,10 +219,20 @@ class Registry:
                 EventRow(kernel=kernel_id, state=state.value, reason=reason, evidence=evidence or {}, created=now())
             )
 
-    def choose_rows(self, run: str, target_identity: str, weight: str, rows: int) -> None:
-        """Record the jointly chosen panel height of a weight (``weight``: key of its problem without the layout)."""
+    def settle(self, run: str, target_identity: str, settled: Settled) -> None:
+        """Record what a run decided for a problem, so that the next one need not tune it again."""
         with self._session() as session:
-            session.add(LayoutRow(target_identity=target_identity, weight=weight, rows=rows, run=run, created=now()))
+            session.add(
+                SettledRow(
+                    target_identity=target_identity,
+                    problem=settled.problem,
+                    rows=settled.rows,
+                    buckets=list(settled.buckets),
+                    templates=settled.templates,
+                    run=run,
+                    created=now(),
+                )
+            )
 
     def record_miss(
         self, target_identity: str, problem: Problem, bucket: tuple[tuple[str, int], ...], count: int = 1

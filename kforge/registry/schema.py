@@ -91,14 +91,19 @@ class EventRow(Base):
     created: Mapped[str] = mapped_column(String)
 
 
-class LayoutRow(Base):
-    """Which layout a weight takes on a target, chosen jointly over all buckets; the last row wins."""
+class SettledRow(Base):
+    """What a run settled for a problem: its weight's layout, jointly over all buckets, and with which templates.
 
-    __tablename__ = "layout_choice"
+    The last row of a problem on a target wins.
+    """
+
+    __tablename__ = "settled"
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     target_identity: Mapped[str] = mapped_column(String)
-    weight: Mapped[str] = mapped_column(String)  # key of the problem without its layout
-    rows: Mapped[int] = mapped_column(Integer)
+    problem: Mapped[str] = mapped_column(String)  # key of the problem without its layout
+    rows: Mapped[int] = mapped_column(Integer)  # panel height; 0 for operators without a packed weight
+    buckets: Mapped[list] = mapped_column(JSON)  # keys of the buckets that were tuned
+    templates: Mapped[str] = mapped_column(String)  # hash over the templates that competed
     run: Mapped[str] = mapped_column(ForeignKey("run.id"))
     created: Mapped[str] = mapped_column(String)
 

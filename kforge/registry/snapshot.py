@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kforge.core.errors import KforgeError
-from kforge.core.kernel import KernelRecord, KernelState
+from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.layout import Layout
 from kforge.core.trial import NumericsClass
 from kforge.core.workload import Problem, attrs
@@ -20,9 +20,8 @@ _KERNELS = """
 select k.*, (select state from event e where e.kernel = k.id order by e.id desc limit 1) as state
 from kernel k order by k.id
 """
-_ROWS = """
-select target_identity, weight, rows from layout_choice where id in
-(select max(id) from layout_choice group by target_identity, weight)
+_SETTLED = """
+select * from settled where id in (select max(id) from settled group by target_identity, problem)
 """
 
 
@@ -31,27 +30,28 @@ class Snapshot:
     """All kernels, with the state that their last event gave them. Build with ``read`` or ``of``."""
 
     kernels: tuple[KernelRecord, ...]
-    rows: tuple[tuple[str, int], ...] = ()  # "<target identity> <weight problem>" -> chosen panel height
+    settlements: tuple[tuple[str, Settled], ...] = ()  # target identity, what was settled there
     _served: dict[str, tuple[KernelRecord, ...]] = field(default_factory=dict, compare=False, repr=False)
-    _rows: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    _settled: dict[str, Settled] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, kernels: Iterable[KernelRecord], rows: Iterable[tuple[str, int]] = ()) -> Snapshot:
+    def of(cls, kernels: Iterable[KernelRecord], settlements: Iterable[tuple[str, Settled]] = ()) -> Snapshot:
         kernels = tuple(kernels)
         served: dict[str, list[KernelRecord]] = {}
         for kernel in kernels:
             if kernel.state is KernelState.PROMOTED:
                 served.setdefault(kernel.problem.key, []).append(kernel)
-        rows = tuple(rows)
-        return cls(kernels, rows, {key: tuple(found) for key, found in served.items()}, dict(rows))
+        settlements = tuple(settlements)
+        by_problem = {f"{identity} {settled.problem}": settled for identity, settled in settlements}
+        return cls(kernels, settlements, {key: tuple(found) for key, found in served.items()}, by_problem)
 
     def served(self, problem: Problem) -> tuple[KernelRecord, ...]:
         """Promoted kernels of this very problem, on any target."""
         return self._served.get(problem.key, ())
 
-    def chosen_rows(self, weight: Problem, target_identity: str) -> int | None:
-        """The panel height that was chosen for a weight on a target, None when it was never tuned there."""
-        return self._rows.get(f"{target_identity} {weight.key}")
+    def settled(self, problem: Problem, target_identity: str) -> Settled | None:
+        """What was decided for a problem (without its layout) on a target, None when it was never tuned there."""
+        return self._settled.get(f"{target_identity} {problem.key}")
 
 
 EMPTY = Snapshot.of(())
@@ -72,12 +72,16 @@ def read(path: Path) -> Snapshot:
                     f"registry {path} was written by a newer kforge (schema {found}); upgrade kforge to use it"
                 )
             kernels = [_record(row) for row in connection.execute(_KERNELS)]
-            rows = [(f"{r['target_identity']} {r['weight']}", r["rows"]) for r in connection.execute(_ROWS)]
+            settlements = [(row["target_identity"], _settlement(row)) for row in connection.execute(_SETTLED)]
         finally:
             connection.close()
     except sqlite3.Error as error:
         raise KforgeError(f"registry {path} cannot be read: {error}; move it away or restore it") from error
-    return Snapshot.of(kernels, rows)
+    return Snapshot.of(kernels, settlements)
+
+
+def _settlement(row: sqlite3.Row) -> Settled:
+    return Settled(row["problem"], row["rows"], tuple(json.loads(row["buckets"])), row["templates"])
 
 
 def _record(row: sqlite3.Row) -> KernelRecord:

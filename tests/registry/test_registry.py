@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kforge.core.errors import KforgeError
-from kforge.core.kernel import KernelRecord, KernelState, Tier
+from kforge.core.kernel import KernelRecord, KernelState, Settled, Tier
 from kforge.core.layout import Layout
 from kforge.core.trial import Failure, FailureClass, NumericsClass, Timing, Trial
 from kforge.core.workload import Problem
@@ -149,11 +149,11 @@ def test_the_schema_the_fast_path_knows_is_the_newest_migration():
     assert schema.REVISION == snapshot.KNOWN_SCHEMA
 
 
-def test_rows_chosen_last_win(registry, tmp_path):
+def test_what_was_settled_last_wins(registry, tmp_path):
     weight = Problem.of("linear", K=576)
-    registry.choose_rows("r1", "here", weight.key, 16)
-    registry.choose_rows("r1", "here", weight.key, 64)
-    assert read(tmp_path / "registry.db").chosen_rows(weight, "here") == 64
+    for rows in (16, 64):
+        registry.settle("r1", "here", Settled(weight.key, rows, ("M=1",), "t"))
+    assert read(tmp_path / "registry.db").settled(weight, "here") == Settled(weight.key, 64, ("M=1",), "t")
 
 
 @pytest.mark.parametrize(
