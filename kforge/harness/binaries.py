@@ -1,0 +1,28 @@
+"""The two native parts of the harness, built on first use: the runner (a program) and the parent's clock (a library)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+from kforge.native.build import build_library, build_program, executor_sources, source_dir
+
+_HERE = Path(__file__).resolve().parent
+
+
+@functools.cache
+def runner() -> Path:
+    """Path of ``kforge-runner``. Raises KforgeError when there is no compiler."""
+    return build_program("kforge-runner", [_HERE / "runner.cc", *executor_sources()], include_dirs=[source_dir()])
+
+
+@functools.cache
+def clock() -> ctypes.CDLL:
+    """``kf_harness_call`` and ``kf_harness_wait_start`` of ``clock.cc``; calls release the interpreter's lock."""
+    library = ctypes.CDLL(str(build_library("kforge_clock", [_HERE / "clock.cc"])))
+    library.kf_harness_call.restype = ctypes.c_int64
+    library.kf_harness_call.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.kf_harness_wait_start.restype = ctypes.c_int32
+    library.kf_harness_wait_start.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    return library

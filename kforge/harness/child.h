@@ -1,0 +1,171 @@
+// A child: one candidate's process, from the fork to its last call.
+#pragma once
+
+#include "executor.h"
+#include "jail.h"
+#include "protocol.h"
+
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace kforge_harness {
+
+struct Range {
+    uintptr_t begin = 0, end = 0;
+    bool writable = false;
+    bool holds(uintptr_t address) const { return address >= begin && address < end; }
+};
+
+struct ChildPlan {
+    int control_file, slot_file, image_file;
+    Range arena, reserve;
+    int64_t cpu_seconds;
+    std::vector<int> cpus;
+    struct Slot {
+        int64_t address_offset, file_offset, bytes;
+        bool writable;
+    };
+    std::vector<Slot> slots;
+};
+
+inline void futex_wake(std::atomic<uint32_t> *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
+
+inline void futex_wait(std::atomic<uint32_t> *word, uint32_t value) {
+    syscall(SYS_futex, word, FUTEX_WAIT, value, nullptr, nullptr, 0);
+}
+
+// What the fault handler looks at. A child has one candidate, so these are the process's.
+struct FaultMap {
+    Control *control;
+    Range arena, reserve;
+    Range slots[max_slots];
+    int count;
+};
+inline FaultMap fault_map;
+
+// Says where the fault was, then lets the instruction fault again with the default action (SA_RESETHAND), so that the wait
+// status that the zygote sees is the kernel's word and not the candidate's.
+inline void on_fault(int signal, siginfo_t *info, void *) {
+    auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+    Control *control = fault_map.control;
+    control->signal = signal;
+    control->fault_address = address;
+    int fault = fault_plain;
+    if (signal == SIGSEGV || signal == SIGBUS) {
+        if (fault_map.reserve.holds(address)) fault = fault_guard;
+        if (fault_map.arena.holds(address)) fault = fault_input;
+        for (int i = 0; i < fault_map.count; ++i) {
+            if (fault_map.slots[i].holds(address)) fault = fault_map.slots[i].writable ? fault_plain : fault_input;
+        }
+    }
+    control->fault = fault;
+}
+
+inline void handle_faults() {
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | static_cast<int>(SA_RESETHAND);
+    for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP}) sigaction(signal, &action, nullptr);
+}
+
+// Each thread needs its own: a candidate that overflows its stack could not be reported on it.
+inline void alternate_stack() {
+    constexpr size_t bytes = 64 * 1024;
+    stack_t stack = {};
+    stack.ss_sp = std::malloc(bytes);
+    stack.ss_size = bytes;
+    sigaltstack(&stack, nullptr);
+}
+
+[[noreturn]] inline void refuse(Control *control, const char *message) {
+    std::snprintf(control->message, sizeof control->message, "%s", message);
+    control->state.store(load_failed);
+    futex_wake(&control->state);
+    _exit(3);
+}
+
+inline std::vector<char> read_all(int file) {
+    struct stat info = {};
+    if (fstat(file, &info)) return {};
+    std::vector<char> data(static_cast<size_t>(info.st_size));
+    size_t have = 0;
+    while (have < data.size()) {
+        ssize_t n = pread(file, data.data() + have, data.size() - have, static_cast<off_t>(have));
+        if (n <= 0) return {};
+        have += static_cast<size_t>(n);
+    }
+    return data;
+}
+
+[[noreturn]] inline void serve(Control *control, Executor &executor) {
+    uint32_t seen = 0;
+    for (;;) {
+        uint32_t posted;
+        while ((posted = control->posted.load(std::memory_order_acquire)) == seen) futex_wait(&control->posted, seen);
+        seen = posted;
+        if (control->command == command_scratch) {
+            control->result = executor.scratch_bytes(*control);
+        } else {
+            executor.run(*control);
+        }
+        // Workers are asleep by now, so that the parent's wake-up finds a free core.
+        control->done.store(posted, std::memory_order_release);
+        futex_wake(&control->done);
+    }
+}
+
+[[noreturn]] inline void become_child(const ChildPlan &plan) {
+    setsid();
+    auto *control = static_cast<Control *>(
+        mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, plan.control_file, 0));
+    if (control == MAP_FAILED) _exit(2);
+    fault_map = {control, plan.arena, plan.reserve, {}, 0};
+    for (const auto &slot : plan.slots) {
+        char *at = reinterpret_cast<char *>(plan.reserve.begin) + slot.address_offset;
+        int access = slot.writable ? PROT_READ | PROT_WRITE : PROT_READ;
+        void *got = mmap(at, static_cast<size_t>(slot.bytes), access, MAP_SHARED | MAP_FIXED, plan.slot_file, slot.file_offset);
+        if (got == MAP_FAILED) refuse(control, "mapping a slot failed");
+        auto begin = reinterpret_cast<uintptr_t>(at);
+        fault_map.slots[fault_map.count++] = {begin, begin + static_cast<uintptr_t>(slot.bytes), slot.writable};
+    }
+    // Still shared with the other children, because nobody can write to it any more.
+    if (plan.arena.end > plan.arena.begin) {
+        mprotect(reinterpret_cast<void *>(plan.arena.begin), plan.arena.end - plan.arena.begin, PROT_READ);
+    }
+    std::vector<char> image = read_all(plan.image_file);
+    if (syscall(SYS_close_range, 0, ~0u, 0)) {
+        for (int file = 0; file < 1024; ++file) close(file);
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    handle_faults();
+    set_limits(plan.cpu_seconds);
+    int jail = landlock();
+    int dropped = drop_privileges();
+    if (dropped < 0) refuse(control, "dropping privileges failed");
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);  // after the change of user, which clears it
+    if (getppid() == 1) _exit(2);
+
+    Executor executor(plan.cpus);
+    if (const char *wrong = executor.load(image.data(), image.size())) refuse(control, wrong);
+    executor.on_every_thread(alternate_stack);
+    int filtered = filter_system_calls();
+    if (!filtered) refuse(control, "installing the system call filter failed");
+    control->jail = jail | dropped | filtered;
+    control->state.store(ready);
+    futex_wake(&control->state);
+    serve(control, executor);
+}
+
+}  // namespace kforge_harness

@@ -1,0 +1,107 @@
+// Locking a child down before the first byte of a candidate runs.
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+
+#include <grp.h>
+#include <linux/audit.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace kforge_harness {
+
+constexpr int jail_landlock = 1;
+constexpr int jail_privileges = 2;
+constexpr int jail_seccomp = 4;
+
+constexpr uid_t nobody = 65534;
+
+// No file, no network, no signal to anybody outside. Best effort: a kernel without landlock leaves it to the system call filter,
+// which allows no call that could use any of these.
+inline int landlock() {
+#ifdef SYS_landlock_create_ruleset
+    constexpr long create = SYS_landlock_create_ruleset, restrict_self = SYS_landlock_restrict_self;
+#else
+    constexpr long create = 444, restrict_self = 446;
+#endif
+    struct Ruleset {
+        uint64_t files, net, scoped;
+    };
+    long version = syscall(create, nullptr, 0, 1);
+    if (version < 1) return 0;
+    // Access rights known to each version of the kernel's interface (uapi/linux/landlock.h).
+    int bits = version == 1 ? 13 : version == 2 ? 14 : version < 5 ? 15 : 16;
+    Ruleset ruleset{(uint64_t{1} << bits) - 1, version >= 4 ? 3u : 0u, version >= 6 ? 3u : 0u};
+    size_t size = version < 4 ? 8 : version < 6 ? 16 : 24;
+    long fd = syscall(create, &ruleset, size, 0);
+    if (fd < 0) return 0;
+    long failed = syscall(restrict_self, fd, 0);
+    close(static_cast<int>(fd));
+    return failed ? 0 : jail_landlock;
+}
+
+// As root: becomes nobody, with no capability left. As an ordinary user there is nothing to drop. Negative on failure.
+inline int drop_privileges() {
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return -errno;
+    if (geteuid() == 0) {
+        for (int cap = 0; cap < 64; ++cap) {
+            if (prctl(PR_CAPBSET_READ, cap, 0, 0, 0) == 1) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
+        }
+        if (setgroups(0, nullptr) || setresgid(nobody, nobody, nobody) || setresuid(nobody, nobody, nobody)) return -errno;
+    }
+    __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+    __user_cap_data_struct none[2] = {};
+    if (syscall(SYS_capset, &header, none)) return -errno;
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    return jail_privileges;
+}
+
+inline void limit(int resource, rlim_t value) {
+    rlimit both{value, value};
+    setrlimit(static_cast<__rlimit_resource>(resource), &both);
+}
+
+inline void set_limits(int64_t cpu_seconds) {
+    limit(RLIMIT_CORE, 0);
+    limit(RLIMIT_FSIZE, 0);
+    limit(RLIMIT_MSGQUEUE, 0);
+    limit(RLIMIT_MEMLOCK, 0);
+    limit(RLIMIT_CPU, static_cast<rlim_t>(cpu_seconds));  // a backstop: the parent's clock kills long before
+}
+
+// On every thread of the process: what a sleeping team needs, and the ways to die. Anything else kills the process (SIGSYS).
+inline int filter_system_calls() {
+#if defined(__x86_64__)
+    constexpr uint32_t arch = AUDIT_ARCH_X86_64;
+#elif defined(__aarch64__)
+    constexpr uint32_t arch = AUDIT_ARCH_AARCH64;
+#else
+#error "the runner's system call filter knows x86-64 and AArch64 only"
+#endif
+    const uint32_t allowed[] = {SYS_futex, SYS_exit, SYS_exit_group, SYS_sched_yield, SYS_rt_sigreturn, SYS_restart_syscall};
+    constexpr int count = sizeof allowed / sizeof *allowed;
+    sock_filter program[count + 6];
+    int n = 0;
+    program[n++] = BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, arch));
+    program[n++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, arch, 1, 0);
+    program[n++] = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    program[n++] = BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr));
+    // Compared for equality, so the x32 variants (bit 30 set) match none.
+    for (int i = 0; i < count; ++i) {
+        program[n++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i], static_cast<uint8_t>(count - i), 0);
+    }
+    program[n++] = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    program[n++] = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    sock_fprog filter{static_cast<unsigned short>(n), program};
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter)) return 0;
+    return jail_seccomp;
+}
+
+}  // namespace kforge_harness

@@ -1,0 +1,75 @@
+// What the parent and the runner say to each other. Mirrored by control.py (layout) and zygote.py (messages).
+//
+// Two channels. A SOCK_SEQPACKET socket carries the slow verbs (fill the arena, fork a child, kill a child, who died); its
+// messages are arrays of int64, with memory files attached. One shared page per child carries the fast verb (run n calls): the
+// parent stores a command, bumps `posted` and sleeps on `done`.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace kforge_harness {
+
+constexpr int max_tensors = 16;
+constexpr int max_rank = 8;
+constexpr int max_axes = 8;
+constexpr int max_scalars = 8;
+constexpr int max_slots = 32;
+constexpr int max_threads = 256;
+
+// Socket messages, first word.
+enum Verb : int64_t {
+    // Parent to zygote.
+    verb_arena = 1,  // [arena bytes, reserve bytes, n, n x (destination, source, bytes, copies, copy stride)] + source file
+    verb_spawn = 2,  // [threads, cpu seconds, slots, slots x (address offset, file offset, bytes, writable), threads x cpu]
+                     //   + control file, slot file, image file
+    verb_kill = 3,   // [pid]
+    // Zygote to parent.
+    reply_arena = 11,  // [arena address, reserve address]
+    reply_spawn = 12,  // [pid]
+    reply_dead = 13,   // [pid, wait status]; also without being asked
+    reply_error = 14,  // [errno, which step]
+};
+
+enum State : uint32_t { starting = 0, ready = 1, load_failed = 2, dead = 3 };
+enum Command : int32_t { command_run = 1, command_scratch = 2 };
+enum Fault : int32_t { fault_none = 0, fault_plain = 1, fault_input = 2, fault_guard = 3 };
+
+struct TensorCommand {
+    uint64_t address;
+    int64_t copies;       // call i uses copy (first + i) % copies
+    int64_t copy_stride;  // bytes between copies
+    int64_t strides[max_rank];
+};
+
+struct Control {
+    alignas(64) std::atomic<uint32_t> posted;
+    alignas(64) std::atomic<uint32_t> done;
+    alignas(64) std::atomic<uint32_t> state;
+    int32_t fault;
+    int32_t signal;
+    int32_t jail;  // bit 0: landlock, bit 1: privileges dropped, bit 2: seccomp
+    uint64_t fault_address;
+    char message[128];
+    alignas(64) int32_t command;
+    int32_t threads;
+    int32_t tensors;
+    int32_t reserved;
+    int64_t calls;
+    int64_t first;
+    uint64_t scratch;
+    int64_t scratch_bytes;
+    int64_t result;  // of command_scratch
+    int64_t axes[max_axes];
+    double scalars[max_scalars];
+    TensorCommand tensor[max_tensors];
+};
+
+// control.py counts on these.
+static_assert(sizeof(Control) <= 4096, "one page");
+static_assert(offsetof(Control, state) == 128 && offsetof(Control, message) == 152, "layout");
+static_assert(offsetof(Control, command) == 320 && offsetof(Control, axes) == 376, "layout");
+static_assert(offsetof(Control, tensor) == 504 && sizeof(TensorCommand) == 88, "layout");
+
+}  // namespace kforge_harness

@@ -1,0 +1,214 @@
+"""The parent's side of the runner: a zygote that holds a workload's inputs, and its children, one per candidate."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kforge.core.errors import KforgeError
+from kforge.core.image import Image
+from kforge.core.trial import Failure, FailureClass
+from kforge.harness.binaries import clock, runner
+from kforge.harness.control import ControlPage, Fault, SharedMemory, State
+from kforge.harness.slots import SlotFile
+
+_REPLY_SECONDS = 60.0
+_DEATH_SECONDS = 10.0
+
+
+class _Verb(IntEnum):
+    ARENA = 1
+    SPAWN = 2
+    KILL = 3
+    ARENA_REPLY = 11
+    SPAWN_REPLY = 12
+    DEAD = 13
+    ERROR = 14
+
+
+@dataclass(frozen=True)
+class ArenaSegment:
+    """``copies`` of ``size`` bytes at ``source`` of the arena's file, from ``destination`` of the arena on."""
+
+    destination: int
+    source: int
+    size: int
+    copies: int
+    copy_stride: int
+
+
+class Zygote:
+    """One runner process. Close it: its children die with it, and nothing of it is left."""
+
+    def __init__(self, arena_bytes: int, reserve_bytes: int, source: SharedMemory, segments: Sequence[ArenaSegment]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [str(runner()), str(theirs.fileno())], env={}, cwd="/", pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        self._socket = ours
+        self._socket.settimeout(_REPLY_SECONDS)
+        self._deaths: dict[int, int] = {}
+        self.spawned = 0
+        words = [int(_Verb.ARENA), arena_bytes, reserve_bytes, len(segments)]
+        for s in segments:
+            words += [s.destination, s.source, s.size, s.copies, s.copy_stride]
+        try:
+            self._send(words, [source.fd])
+            reply = self._expect(_Verb.ARENA_REPLY)
+        except BaseException:
+            self.close()
+            raise
+        self.arena_address, self.reserve_address = reply[1], reply[2]
+
+    def spawn(self, image: Image, slots: SlotFile, cpus: Sequence[int], cpu_seconds: int) -> Child | Failure:
+        """Forks a child that has mapped ``image`` and is locked down, or says why the image could not be loaded."""
+        control = SharedMemory("kforge-control", mmap.PAGESIZE)
+        blob = SharedMemory("kforge-image", len(data := image.blob()))
+        try:
+            blob.map[:] = data
+            words = [int(_Verb.SPAWN), len(cpus), cpu_seconds, len(slots.slots)]
+            for slot in slots.slots:
+                words += [slot.address_offset, slot.file_offset, slot.size, int(slot.writable)]
+            self._send([*words, *cpus], [control.fd, slots.memory.fd, blob.fd])
+            pid = self._expect(_Verb.SPAWN_REPLY)[1]
+        except BaseException:
+            control.close()
+            raise
+        finally:
+            blob.close()
+        self.spawned += 1
+        child = Child(self, pid, control)
+        failure = child.wait_ready()
+        if failure is not None:
+            child.close()
+            return failure
+        return child
+
+    def death_status(self, pid: int, kill: bool) -> int | None:
+        """The wait status of a child that died, killing it first when asked to; None when it will not say."""
+        if kill and pid not in self._deaths:
+            self._send([int(_Verb.KILL), pid], [])
+        self._socket.settimeout(_DEATH_SECONDS)
+        try:
+            while pid not in self._deaths:
+                self._note(self._receive())
+        except (TimeoutError, KforgeError):
+            return None
+        finally:
+            self._socket.settimeout(_REPLY_SECONDS)
+        return self._deaths.pop(pid)
+
+    def close(self) -> None:
+        """Ends the runner, which kills its children first."""
+        self._socket.close()
+        try:
+            self._process.wait(timeout=_DEATH_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _send(self, words: Sequence[int], files: Sequence[int]) -> None:
+        data = array.array("q", words).tobytes()
+        try:
+            socket.send_fds(self._socket, [data], list(files))
+        except OSError as error:
+            raise KforgeError(f"the harness's runner went away: {error.strerror}") from error
+
+    def _receive(self) -> list[int]:
+        data = self._socket.recv(4096)
+        if not data:
+            raise KforgeError(f"the harness's runner went away (status {self._process.poll()})")
+        return list(struct.unpack(f"<{len(data) // 8}q", data))
+
+    def _note(self, words: list[int]) -> None:
+        if words[0] == _Verb.DEAD:
+            self._deaths[words[1]] = words[2]
+        elif words[0] == _Verb.ERROR:
+            raise KforgeError(f"the harness's runner failed at step {_Verb(words[2]).name}: {os.strerror(words[1])}")
+
+    def _expect(self, verb: _Verb) -> list[int]:
+        """The answer to a request; deaths that come before it are kept."""
+        while True:
+            try:
+                words = self._receive()
+            except TimeoutError as error:
+                raise KforgeError("the harness's runner did not answer: is the machine overloaded?") from error
+            if words[0] == verb:
+                return words
+            self._note(words)
+
+
+class Child:
+    """A candidate's process. ``call`` runs the command that stands in ``page``."""
+
+    def __init__(self, zygote: Zygote, pid: int, control: SharedMemory) -> None:
+        self._zygote = zygote
+        self.pid = pid
+        self._control = control
+        self.page = ControlPage.from_buffer(control.map)
+        self._address = ctypes.addressof(self.page)
+        self._buried = False
+
+    def wait_ready(self, seconds: float = 20.0) -> Failure | None:
+        state = clock().kf_harness_wait_start(self._address, int(seconds * 1e9))
+        if state == State.READY:
+            return None
+        message = bytes(self.page.message).decode(errors="replace")
+        status = self._zygote.death_status(self.pid, kill=True)
+        self._buried = True
+        if state == State.LOAD_FAILED:
+            return Failure(FailureClass.LOAD, f"the loader refused the kernel: {message}")
+        return Failure(FailureClass.HARNESS, f"a child did not start (state {state}, wait status {status})")
+
+    def call(self, seconds: float) -> float | Failure:
+        """Seconds from hand-over to completion on this process's clock, or why there are none. The child is gone then."""
+        nanoseconds = clock().kf_harness_call(self._address, int(seconds * 1e9))
+        if nanoseconds >= 0:
+            return nanoseconds * 1e-9
+        self._buried = True
+        if nanoseconds == -2:
+            self._zygote.death_status(self.pid, kill=True)
+            return Failure(FailureClass.TIMEOUT, f"the kernel did not come back within {seconds:.3g} s")
+        status = self._zygote.death_status(self.pid, kill=False)
+        return self._death(status)
+
+    def _death(self, status: int | None) -> Failure:
+        if status is None or not os.WIFSIGNALED(status):
+            return Failure(FailureClass.CRASH, "the kernel ended its process", f"wait status {status}")
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        if number == signal.SIGSYS:
+            return Failure(FailureClass.FORBIDDEN, "the kernel made a system call", name)
+        if number in {signal.SIGXCPU, signal.SIGKILL}:
+            return Failure(FailureClass.TIMEOUT, "the kernel used up its processor time", name)
+        # What follows is the child's own word: good for a message, and a candidate that forges it only misnames its failure.
+        at = f"{name} at address {self.page.fault_address:#x}"
+        if self.page.fault == Fault.INPUT:
+            return Failure(FailureClass.INPUT_MODIFIED, "the kernel wrote to an input", at)
+        if self.page.fault == Fault.GUARD:
+            return Failure(FailureClass.FENCE, "the kernel left its tensors: it touched a guard page", at)
+        return Failure(FailureClass.CRASH, f"the kernel crashed with {name}", at)
+
+    def close(self) -> None:
+        if not self._buried:
+            with contextlib.suppress(KforgeError):  # the runner has gone, and took the child with it
+                self._zygote.death_status(self.pid, kill=True)
+            self._buried = True
+        del self.page
+        self._control.close()
