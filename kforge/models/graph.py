@@ -76,7 +76,7 @@ class Call:
     layer: int | None = None
 
 
-def step_calls(model: ModelShape, options: StepOptions = StepOptions()) -> list[Call]:  # noqa: B008 - frozen
+def step_calls(model: ModelShape, options: StepOptions = StepOptions()) -> list[Call]:
     """Every call of one step, in order: the same list for decode and prefill, which differ in dynamic axes only."""
     if model.config.family is not Family.LLAMA:
         raise KforgeError(f"No graph for models of the family '{model.config.family}': only 'llama' is supported.")

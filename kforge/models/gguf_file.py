@@ -1,0 +1,196 @@
+"""A model in one GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from kforge.core.dtypes import WeightFormat
+from kforge.core.errors import KforgeError
+from kforge.models.config import Family, ModelConfig, Rope, RopeScaling, RopeStyle
+from kforge.models.gguf_header import Header, TensorInfo, read_header
+from kforge.models.model import Model
+from kforge.models.roles import GLOBAL, Matrix, Role, Vector
+
+if TYPE_CHECKING:
+    from kforge.models.tokenizer import Tokenizer
+    from kforge.operators.layouts import QuantizedWeight
+
+FORMATS = {
+    GGMLQuantizationType.F32: WeightFormat.F32,
+    GGMLQuantizationType.F16: WeightFormat.F16,
+    GGMLQuantizationType.BF16: WeightFormat.BF16,
+    GGMLQuantizationType.Q8_0: WeightFormat.Q8_0,
+    GGMLQuantizationType.Q4_0: WeightFormat.Q4_0,
+    GGMLQuantizationType.Q4_1: WeightFormat.Q4_1,
+    GGMLQuantizationType.Q4_K: WeightFormat.Q4_K,
+    GGMLQuantizationType.Q5_K: WeightFormat.Q5_K,
+    GGMLQuantizationType.Q6_K: WeightFormat.Q6_K,
+}
+
+NAMES: dict[Role, str] = {
+    Matrix.EMBED: "token_embd.weight",
+    Matrix.HEAD: "output.weight",
+    Vector.FINAL_NORM: "output_norm.weight",
+    Vector.ATTN_NORM: "attn_norm.weight",
+    Matrix.Q: "attn_q.weight",
+    Matrix.K: "attn_k.weight",
+    Matrix.V: "attn_v.weight",
+    Matrix.O: "attn_output.weight",
+    Vector.Q_BIAS: "attn_q.bias",
+    Vector.K_BIAS: "attn_k.bias",
+    Vector.V_BIAS: "attn_v.bias",
+    Vector.O_BIAS: "attn_output.bias",
+    Vector.FFN_NORM: "ffn_norm.weight",
+    Matrix.GATE: "ffn_gate.weight",
+    Matrix.UP: "ffn_up.weight",
+    Matrix.DOWN: "ffn_down.weight",
+}
+_ROPE_DIVISORS = "rope_freqs.weight"
+_VECTOR_TYPES = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
+
+T = TypeVar("T")
+
+
+def tensor_name(role: Role, layer: int | None) -> str:
+    """The tensor's name in a GGUF file."""
+    return NAMES[role] if role in GLOBAL else f"blk.{layer}.{NAMES[role]}"
+
+
+class GGUFModel(Model):
+    """Opens and checks the file; see ``Model``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header = read_header(path)
+        self.config = _config(path, self.header)
+        self.check()
+
+    def _name(self, role: Role, layer: int | None) -> str:
+        return tensor_name(role, layer)
+
+    def _info(self, role: Role, layer: int | None) -> TensorInfo:
+        name = tensor_name(role, layer)
+        if name not in self.header.tensors:
+            raise KforgeError(f"{self.path}: tensor '{name}' is missing.")
+        return self.header.tensors[name]
+
+    def _bytes(self, info: TensorInfo) -> np.ndarray:
+        return self.header.data[info.offset:info.offset + info.bytes]
+
+    def _stored_shape(self, role: Role, layer: int | None) -> tuple[int, ...]:
+        return self._info(role, layer).shape
+
+    def _stored_format(self, role: Matrix, layer: int | None) -> WeightFormat:
+        info = self._info(role, layer)
+        if info.type not in FORMATS:
+            known = ", ".join(f.name for f in FORMATS)
+            raise KforgeError(f"{self.path}: tensor '{info.name}' is stored as {info.type.name}, which is not "
+                              f"supported (supported: {known}).")
+        return FORMATS[info.type]
+
+    def _matrix(self, role: Matrix, layer: int | None) -> QuantizedWeight:
+        from kforge.operators.layouts import QuantizedWeight
+
+        info = self._info(role, layer)
+        return QuantizedWeight.from_gguf(self._stored_format(role, layer), self._bytes(info), info.shape)
+
+    def _vector(self, role: Vector, layer: int | None) -> np.ndarray:
+        return _vector(self.path, self.header, self._info(role, layer))
+
+    def _make_tokenizer(self) -> Tokenizer:
+        from kforge.models.gguf_tokenizer import tokenizer_of
+
+        return tokenizer_of(self.path, self.header, self.config)
+
+
+def _vector(path: Path, header: Header, info: TensorInfo) -> np.ndarray:
+    if info.type not in _VECTOR_TYPES:
+        raise KforgeError(f"{path}: tensor '{info.name}' is stored as {info.type.name}; F32 or F16 was expected.")
+    raw = header.data[info.offset:info.offset + info.bytes]
+    return raw.view(_VECTOR_TYPES[info.type]).astype(np.float32)
+
+
+def _config(path: Path, header: Header) -> ModelConfig:
+    fields = header.fields
+    arch = fields.get("general.architecture")
+    if arch != Family.LLAMA:
+        raise KforgeError(f"{path}: models of the family '{arch}' are not supported (supported: llama).")
+
+    def get(key: str, kind: type[T], default: T | None = None) -> T:
+        value = fields.get(f"{arch}.{key}", default)
+        if value is None:
+            raise KforgeError(f"{path}: the metadata lacks '{arch}.{key}'.")
+        if not isinstance(value, kind):
+            raise KforgeError(f"{path}: '{arch}.{key}' is {value!r}; one {kind.__name__} was expected.")
+        return value
+
+    if get("expert_count", int, 0) > 0:
+        raise KforgeError(f"{path}: mixtures of experts are not supported.")
+    if isinstance(count := fields.get("split.count"), int) and count > 1:
+        raise KforgeError(f"{path}: one of {count} parts of a split model; merge them with 'llama-gguf-split --merge'.")
+    heads, hidden = get("attention.head_count", int), get("embedding_length", int)
+    if min(heads, hidden) <= 0:
+        raise KforgeError(f"{path}: '{arch}.attention.head_count' and '{arch}.embedding_length' must be positive.")
+    head_dim = get("attention.key_length", int, hidden // heads)
+    sizes = {get(key, int, head_dim) for key in ("attention.value_length", "rope.dimension_count")}
+    if sizes != {head_dim}:
+        raise KforgeError(f"{path}: keys, values and rotated dimensions of different sizes are not supported.")
+    embed = header.tensors.get(NAMES[Matrix.EMBED])
+    if embed is None:
+        raise KforgeError(f"{path}: tensor '{NAMES[Matrix.EMBED]}' is missing.")
+    ids = _token_ids(fields)
+    eos = ids.get("eos")
+    template = fields.get("tokenizer.chat_template")
+    return ModelConfig(
+        name=str(fields.get("general.name", path.stem)), family=Family.LLAMA,
+        layers=get("block_count", int), hidden=hidden, heads=heads,
+        kv_heads=get("attention.head_count_kv", int, heads), head_dim=head_dim,
+        intermediate=get("feed_forward_length", int), vocab=embed.shape[0],
+        context_length=get("context_length", int),
+        rms_eps=get("attention.layer_norm_rms_epsilon", float),
+        rope=_rope(path, header, get("rope.freq_base", float, 10000.0), head_dim),
+        tied_head=NAMES[Matrix.HEAD] not in header.tensors,
+        qkv_bias=tensor_name(Vector.Q_BIAS, 0) in header.tensors,
+        o_bias=tensor_name(Vector.O_BIAS, 0) in header.tensors,
+        bos_id=ids.get("bos"), eos_id=eos, stop_ids=_stop_ids(fields, ids),
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _rope(path: Path, header: Header, theta: float, head_dim: int) -> Rope:
+    fields = header.fields
+    if info := header.tensors.get(_ROPE_DIVISORS):
+        divisors = _vector(path, header, info).tolist()
+        if len(divisors) != head_dim // 2 or min(divisors) <= 0:
+            raise KforgeError(f"{path}: tensor '{_ROPE_DIVISORS}' must hold {head_dim // 2} positive factors.")
+        return Rope(theta, RopeStyle.NORM, divisors=tuple(divisors))
+    kind = fields.get("llama.rope.scaling.type", "none")
+    factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 0.0))
+    if kind not in ("none", "linear"):
+        raise KforgeError(f"{path}: rope scaling of type '{kind}' is not supported (supported: none, linear, llama3).")
+    if isinstance(factor, float) and factor > 0 and factor != 1.0:
+        return Rope(theta, RopeStyle.NORM, RopeScaling.LINEAR, factor)
+    return Rope(theta, RopeStyle.NORM)
+
+
+_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "</s>",
+                "<|end_of_text|>")
+
+
+def _token_ids(fields: dict) -> dict[str, int]:
+    names = ("bos", "eos", "eot", "eom")
+    return {name: v for name in names if isinstance(v := fields.get(f"tokenizer.ggml.{name}_token_id"), int)}
+
+
+def _stop_ids(fields: dict, ids: dict[str, int]) -> tuple[int, ...]:
+    """Tokens that end a generation: those named by the metadata, and control tokens that are known to end a turn."""
+    stops = {ids[name] for name in ("eos", "eot", "eom") if name in ids}
+    tokens, kinds = fields.get("tokenizer.ggml.tokens", []), fields.get("tokenizer.ggml.token_type", [])
+    control = 3
+    stops |= {i for i, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
+              if kind == control and text in _END_OF_TURN}
+    return tuple(sorted(stops))
