@@ -128,7 +128,7 @@ def _compile(compiler: Compiler, arguments: Sequence[str], output: Path) -> None
         raise KforgeError(f"{compiler.path} did not finish {output.name} within {_LIMIT_SECONDS} s") from error
     if done.returncode != 0:
         lines = done.stderr.splitlines()
-        first = next((line for line in lines if "error" in line or "No space" in line), (lines or ["no message"])[0])
+        first = next((line for line in lines if "error: " in line or "No space" in line), (lines or ["no message"])[0])
         raise KforgeError(f"{compiler.name} {compiler.version} ({compiler.path}) cannot compile {output.name}: {first}")
 
 
