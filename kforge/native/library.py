@@ -12,6 +12,8 @@ _SIGNATURES = {
     "kf_team_new": (c_void_p, [c_int32, POINTER(c_int32), c_char_p, c_int64]),
     "kf_team_delete": (None, [c_void_p]),
     "kf_team_park": (None, [c_void_p]),
+    "kf_team_pin": (c_void_p, [c_void_p]),
+    "kf_unpin": (None, [c_void_p]),
     "kf_team_core": (c_int32, [c_void_p, c_int32]),
     "kf_team_time_barriers": (c_int64, [c_void_p, c_int64]),
     "kf_kernel_load": (c_void_p, [c_char_p, c_int64, c_char_p, c_int64]),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,18 @@ class Team:
 
         if self._scratch is None or self._scratch.size < size:
             self._scratch = huge_array(size)
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Keeps the calling thread on the team's first core. A replay pins it anyway and puts it back, which takes
+        longer than a small launch; inside this scope that is saved.
+        """
+        native = library()
+        scope = native.kf_team_pin(self.handle)
+        try:
+            yield
+        finally:
+            native.kf_unpin(scope)
 
     def park(self) -> None:
         """Returns when every worker sleeps; they spin for 100 us after a run otherwise."""

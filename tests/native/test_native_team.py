@@ -43,6 +43,18 @@ def test_the_caller_keeps_its_affinity():
         assert set(team.cores) <= before
 
 
+def test_a_pinned_scope_keeps_the_caller_on_the_first_core_and_puts_it_back():
+    before = os.sched_getaffinity(0)
+    with Team(2) as team:
+        with team.pinned():
+            team.barrier_seconds(10)
+            assert os.sched_getaffinity(0) == {team.cores[0]}
+            with team.pinned():
+                pass
+            assert os.sched_getaffinity(0) == {team.cores[0]}
+        assert os.sched_getaffinity(0) == before
+
+
 def test_default_cores_are_distinct_while_there_are_enough():
     with Team(len(os.sched_getaffinity(0))) as team:
         assert len(set(team.cores)) == team.threads

@@ -33,6 +33,10 @@ void *kf_team_new(int32_t threads, const int32_t *cores, char *error, int64_t er
 }
 void kf_team_delete(void *team) { delete static_cast<kforge::Team *>(team); }
 void kf_team_park(void *team) { static_cast<kforge::Team *>(team)->park(); }
+
+// Pins the calling thread to the team's first core until kf_unpin, on the same thread.
+void *kf_team_pin(void *team) { return new kforge::PinnedScope(static_cast<kforge::Team *>(team)->core(0)); }
+void kf_unpin(void *scope) { delete static_cast<kforge::PinnedScope *>(scope); }
 int32_t kf_team_core(void *team, int32_t thread) { return static_cast<kforge::Team *>(team)->core(thread); }
 
 // Nanoseconds for `rounds` barriers on the whole team.

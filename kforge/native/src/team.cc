@@ -8,6 +8,8 @@ namespace kforge {
 
 namespace {
 
+thread_local int pinned_core = -1;  // by the innermost PinnedScope of this thread
+
 // First hardware thread of the core that `cpu` belongs to; `cpu` itself when the kernel does not say.
 int first_sibling(int cpu) {
   const std::string path = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list";
@@ -46,17 +48,20 @@ std::vector<int> default_cores(int threads) {
   return chosen;
 }
 
-PinnedScope::PinnedScope(int core) {
+PinnedScope::PinnedScope(int core) : outer_(pinned_core) {
+  if (outer_ == core) return;
   if (sched_getaffinity(0, sizeof before_, &before_) != 0) return;
-  if (CPU_COUNT(&before_) == 1 && CPU_ISSET(core, &before_)) return;
   cpu_set_t only;
   CPU_ZERO(&only);
   CPU_SET(core, &only);
   changed_ = sched_setaffinity(0, sizeof only, &only) == 0;
+  if (changed_) pinned_core = core;
 }
 
 PinnedScope::~PinnedScope() {
-  if (changed_) sched_setaffinity(0, sizeof before_, &before_);
+  if (!changed_) return;
+  sched_setaffinity(0, sizeof before_, &before_);
+  pinned_core = outer_;
 }
 
 Team::Team(const std::vector<int> &cores, int64_t spin_ns)

@@ -17,7 +17,8 @@ namespace kforge {
 // from the start when there are more threads than CPUs.
 std::vector<int> default_cores(int threads);
 
-// Pins the calling thread to a core while it lives. Makes no change (and only one system call) when it is pinned already.
+// Pins the calling thread to a core while it lives. Setting an affinity costs as much as dozens of barriers, so a scope
+// inside another one for the same core does nothing: hold one around many runs. Destroy it on the thread that made it.
 class PinnedScope {
  public:
   explicit PinnedScope(int core);
@@ -27,6 +28,7 @@ class PinnedScope {
 
  private:
   cpu_set_t before_;
+  int outer_;
   bool changed_ = false;
 };
 
