@@ -1,0 +1,155 @@
+"""The end of a task: the layout is chosen, the best few meet the incumbent before the judge, winners are stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kforge.backends.cpp.build import build
+from kforge.core.kernel import KernelRecord, Settled, Tier
+from kforge.core.target import Target
+from kforge.core.trial import Artifact, Candidate, Decision, Verdict
+from kforge.core.workload import Workload
+from kforge.harness import Harness
+from kforge.operators import get
+from kforge.registry.ask import ABI_VERSION, ask
+from kforge.registry.database import Registry
+from kforge.registry.snapshot import Snapshot
+from kforge.tuner.journal import Event, RunFolder
+from kforge.tuner.plan import Bucket
+from kforge.tuner.points import Point, Space
+from kforge.tuner.search import TaskSearch
+
+FINALISTS = 2
+WORTH_JUDGING = 0.99  # a finalist must look at least 1 % faster than the incumbent in the search's own timing
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """What serves a bucket now: a registry kernel, or the default."""
+
+    candidate: Candidate
+    kernel: KernelRecord | None
+
+
+class Finals:
+    def __init__(self, folder: RunFolder, registry: Registry, harness: Harness, target: Target, snapshot: Snapshot):
+        self._folder, self._registry, self._harness = folder, registry, harness
+        self._target, self._snapshot = target, snapshot
+
+    def incumbent(self, space: Space, bucket: Bucket, rows: int) -> Incumbent:
+        workload = space.task.workload(bucket, rows)
+        answer = ask(self._snapshot, workload.problem.operator, {**dict(workload.problem.static), **workload.axes}, self._target)
+        if answer.kernel is not None and answer.tier is Tier.EXACT:
+            known = Point(answer.kernel.template, rows, answer.kernel.params)
+            if known in space:
+                return Incumbent(space.render(known), answer.kernel)
+        return Incumbent(space.render(space.default(rows)), None)
+
+    def settle(self, space: Space, search: TaskSearch, weights: dict[str, float]) -> list[KernelRecord]:
+        """Choose the layout, judge each bucket's finalists, store winners, and write down that the task is settled."""
+        rows = search.best_rows(weights)
+        self._folder.write(Event.LAYOUT, {"task": space.task.problem.key, "rows": rows})
+        accepted = []
+        for bucket in space.task.buckets:
+            kernel = self._bucket(space, search, bucket, rows)
+            if kernel is not None:
+                accepted.append(kernel)
+        buckets = tuple(b.workload.key.rpartition("@")[2] for b in space.task.buckets)
+        self._registry.settle(self._folder.id, self._target.identity,
+                              Settled(space.task.problem.key, rows, buckets, space.templates_hash))
+        self._folder.write(Event.SETTLED, {"task": space.task.problem.key, "rows": rows, "accepted": len(accepted)})
+        return accepted
+
+    def _bucket(self, space: Space, search: TaskSearch, bucket: Bucket, rows: int) -> KernelRecord | None:
+        """The best finalist that the judge accepts in this bucket, stored; None when the incumbent stays."""
+        incumbent = self.incumbent(space, bucket, rows)
+        finalists = self._finalists(space, search, bucket, rows, incumbent)
+        best: tuple[Verdict, Candidate] | None = None
+        for candidate in finalists:
+            verdict = self._judge(space, candidate, incumbent, bucket, rows, len(finalists))
+            if verdict.decision is Decision.ACCEPTED and (best is None or verdict.gain > best[0].gain):
+                best = (verdict, candidate)
+        return self._store(space, best[1], best[0], incumbent, bucket, rows) if best else None
+
+    def _finalists(self, space: Space, search: TaskSearch, bucket: Bucket, rows: int, incumbent: Incumbent) -> list[Candidate]:
+        key = bucket.workload.key
+        ranking = search.ranking(key, rows)
+        seconds = {p: search.measured[p][key] for p in ranking}
+        serving = next((s for p, s in seconds.items() if space.render(p).hash == incumbent.candidate.hash), None)
+        worthy = [p for p in ranking if serving is None or seconds[p] < WORTH_JUDGING * serving]
+        finalists: dict[str, Candidate] = {}
+        own = build(incumbent.candidate, self._target)
+        seen = {own.hash} if isinstance(own, Artifact) else set()
+        for point in worthy:
+            candidate = space.render(point)
+            artifact = build(candidate, self._target)
+            if isinstance(artifact, Artifact) and artifact.hash not in seen:  # same machine code, same kernel
+                seen.add(artifact.hash)
+                finalists[candidate.hash] = candidate
+            if len(finalists) == FINALISTS:
+                break
+        return list(finalists.values())
+
+    def _judge(self, space: Space, candidate: Candidate, incumbent: Incumbent, bucket: Bucket, rows: int, finalists: int) -> Verdict:
+        workload = space.task.workload(bucket, rows)
+        for data in self._folder.of(Event.VERDICT):
+            if (data["workload"], data["verdict"]["candidate_hash"], data["verdict"]["incumbent_hash"]) == (
+                    workload.key, candidate.hash, incumbent.candidate.hash):
+                return verdict_from_json(data["verdict"])
+        verdict = self._harness.judge(candidate, incumbent.candidate, bucket_shapes(workload), finalists=finalists)
+        self._folder.write(Event.VERDICT, {"task": space.task.problem.key, "workload": workload.key,
+                                           "bucket": bucket.workload.key, "rows": rows,
+                                           "verdict": dataclasses.asdict(verdict)})
+        return verdict
+
+    def _store(self, space: Space, candidate: Candidate, verdict: Verdict, incumbent: Incumbent,
+               bucket: Bucket, rows: int) -> KernelRecord:
+        artifact = build(candidate, self._target)
+        assert isinstance(artifact, Artifact)  # it was measured a moment ago
+        workload = space.task.workload(bucket, rows)
+        default = space.render(space.default(rows))
+        default_seconds = self._seconds(default, workload)
+        over_default = incumbent.kernel is None
+        contract = get(workload.problem.operator)
+        kernel = KernelRecord(
+            candidate_hash=candidate.hash, problem=workload.problem,
+            bucket=tuple(sorted(contract.bucket(workload.problem, workload.axes).items())),
+            target_identity=self._target.identity, target_name=self._target.name, operator_version=contract.version,
+            abi_version=ABI_VERSION, numerics=candidate.numerics, layouts=candidate.layouts, backend=candidate.backend,
+            template=candidate.template, template_hash=candidate.template_hash, params=candidate.params,
+            source_hash=hashlib.sha256(candidate.source.encode()).hexdigest(), artifact_hash=artifact.hash,
+            compiler=artifact.report.compiler, seconds=self._seconds(candidate, workload), default_seconds=default_seconds,
+            gain=verdict.gain if over_default else (1 + verdict.gain) * (1 + incumbent.kernel.gain) - 1,  # type: ignore[union-attr]
+            gain_lower=verdict.lower if over_default else (1 + verdict.lower) * (1 + incumbent.kernel.gain_lower) - 1,  # type: ignore[union-attr]
+            run=self._folder.id, proposer=candidate.proposer)
+        number = self._registry.accept(kernel, artifact.data, candidate.source, {"verdict": dataclasses.asdict(verdict)})
+        return dataclasses.replace(kernel, id=number)
+
+    def _seconds(self, candidate: Candidate, workload: Workload) -> float:
+        """The search's timing of a candidate at a workload; 0 when it was not timed in this run."""
+        for data in self._folder.of(Event.TRIAL):
+            trial = data["trial"]
+            if trial["candidate_hash"] == candidate.hash and trial["workload"] == workload.key and trial["timing"]:
+                return float(trial["timing"]["seconds"])
+        return 0.0
+
+
+def bucket_shapes(workload: Workload) -> Sequence[Workload]:
+    """The tuning point and, for a bucket of several token counts, its smallest member: a kernel must not lose there."""
+    axes = workload.axes
+    for axis in ("M", "T"):
+        if axis in axes and axes[axis] > 2 and len(axes) == 1:
+            smallest = axes[axis] // 2 + 1
+            return (workload, Workload(workload.problem, ((axis, smallest),), workload.count, workload.phase))
+    return (workload,)
+
+
+def verdict_from_json(data: dict) -> Verdict:
+    from kforge.core.trial import RejectReason
+
+    return Verdict(**{**data, "decision": Decision(data["decision"]),
+                      "reason": RejectReason(data["reason"]) if data["reason"] else None,
+                      "per_shape": tuple((k, g) for k, g in data["per_shape"])})

@@ -1,0 +1,145 @@
+"""A run's folder: one append-only journal that a killed process is resumed from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from kforge.core.errors import KforgeError
+from kforge.core.trial import Failure, FailureClass, Timing, Trial
+from kforge.core.workload import attrs
+
+
+class Event(StrEnum):
+    """Kinds of journal lines. Everything measured or decided is one line, written before it is acted on."""
+
+    STARTED = "started"  # the run's options
+    TASK = "task"  # a problem with its buckets, weights and limits
+    TRIAL = "trial"
+    LAYOUT = "layout"  # the panel height chosen for a problem
+    VERDICT = "verdict"
+    SETTLED = "settled"  # a problem is done: its winners are in the registry
+    PROMOTION = "promotion"
+    TABLE = "table"  # tokens/s of the engine
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Line:
+    kind: Event
+    at: float  # seconds of budget used when it was written, over all processes of the run
+    data: dict
+
+
+class RunFolder:
+    """``runs/<id>/journal.jsonl`` and the files beside it. A torn last line (a kill in mid-write) is dropped on opening."""
+
+    def __init__(self, path: Path, lines: list[Line]):
+        self.path = path
+        self.lines = lines
+        self._began = time.monotonic() - (lines[-1].at if lines else 0.0)
+        self._out = open(path / "journal.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the run
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def used_seconds(self) -> float:
+        """Time spent in this run, the time before a kill included."""
+        return time.monotonic() - self._began
+
+    @classmethod
+    def create(cls, root: Path, model: str) -> RunFolder:
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        path = root / f"{stamp}-{_slug(model)}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir(parents=True)
+            return cls(path, [])
+        except OSError as error:
+            raise KforgeError(f"cannot create the run folder {path}: {error.strerror}; choose another --runs-dir") from error
+
+    @classmethod
+    def resume(cls, path: Path) -> RunFolder:
+        if not (path / "journal.jsonl").is_file():
+            raise KforgeError(f"{path} is not a run folder (it has no journal.jsonl); see: kforge runs list")
+        lines = list(_read(path / "journal.jsonl", repair=True))
+        if not lines or lines[0].kind is not Event.STARTED:
+            raise KforgeError(f"{path}/journal.jsonl does not begin with a run's options; start a new run")
+        return cls(path, lines)
+
+    @classmethod
+    def lines_of(cls, path: Path) -> list[Line]:
+        """Read-only view, for reports on a run that may still be going."""
+        return list(_read(path / "journal.jsonl", repair=False))
+
+    def write(self, kind: Event, data: dict) -> None:
+        """Append one line and force it to the disk, so that a kill loses at most what was not yet decided."""
+        line = Line(kind, round(self.used_seconds, 3), data)
+        try:
+            self._out.write(json.dumps({"kind": kind.value, "at": line.at, "data": data}) + "\n")
+            self._out.flush()
+            os.fsync(self._out.fileno())
+        except OSError as error:
+            raise KforgeError(
+                f"cannot write {self.path}/journal.jsonl: {error.strerror}; free space, then: kforge tune --resume {self.id}"
+            ) from error
+        self.lines.append(line)
+
+    def of(self, kind: Event) -> list[dict]:
+        return [line.data for line in self.lines if line.kind is kind]
+
+    def close(self) -> None:
+        self._out.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _read(path: Path, *, repair: bool) -> Iterator[Line]:
+    good = 0
+    raw = path.read_bytes()
+    for text in raw.splitlines(keepends=True):
+        try:
+            document = json.loads(text)
+            if not text.endswith(b"\n"):
+                break
+            yield Line(Event(document["kind"]), float(document["at"]), document["data"])
+        except (ValueError, KeyError, TypeError):
+            break
+        good += len(text)
+    if repair and good < len(raw):
+        with open(path, "r+b") as out:
+            out.truncate(good)
+
+
+def trial_to_json(trial: Trial) -> dict:
+    data = dataclasses.asdict(trial)
+    data["params"] = dict(trial.params)
+    if trial.failure:
+        data["failure"]["kind"] = trial.failure.kind.value
+    return data
+
+
+def trial_from_json(data: dict) -> Trial:
+    timing = Timing(**data["timing"]) if data["timing"] else None
+    failure = data["failure"]
+    rebuilt = Failure(FailureClass(failure["kind"]), failure["reason"], failure["detail"]) if failure else None
+    return Trial(**{**data, "params": attrs(data["params"]), "timing": timing, "failure": rebuilt})
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in Path(text).stem.lower())[:32].strip("-")
+
+

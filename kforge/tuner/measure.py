@@ -1,0 +1,77 @@
+"""Points taken through the harness at every bucket of their task, each result written down before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from kforge.backends.cpp.build import build
+from kforge.core.target import Target
+from kforge.core.trial import Candidate, Trial
+from kforge.harness import Harness
+from kforge.registry.database import Registry
+from kforge.tuner.journal import Event, RunFolder, trial_from_json, trial_to_json
+from kforge.tuner.plan import Bucket
+from kforge.tuner.points import Point, Space
+from kforge.tuner.progress import Progress, Watcher
+
+CUT_RATIO = 2.0  # a candidate this much slower than the best so far is cut early
+
+
+class Measurer:
+    """Runs trials once: what the journal already holds is never measured again."""
+
+    def __init__(self, folder: RunFolder, registry: Registry, harness: Harness, target: Target, watcher: Watcher, budget: float):
+        self._folder, self._registry, self._harness = folder, registry, harness
+        self._target, self._watcher, self._budget = target, watcher, budget
+        self._done: dict[tuple[str, str], Trial] = {}
+        self._best: dict[str, float] = {}
+        for data in folder.of(Event.TRIAL):
+            self._remember(trial_from_json(data["trial"]))
+
+    @property
+    def trials(self) -> int:
+        return len(self._done)
+
+    def known(self, candidate: Candidate, workload_key: str) -> Trial | None:
+        return self._done.get((candidate.hash, workload_key))
+
+    def prebuild(self, candidates: Sequence[Candidate]) -> None:
+        """Compile side by side before anything is timed: a compiler beside a measurement would disturb it."""
+        fresh = [c for c in candidates if not any(h == c.hash for h, _ in self._done)]
+        with ThreadPoolExecutor(max_workers=self._target.cores) as pool:
+            list(pool.map(lambda c: build(c, self._target), fresh))
+
+    def measure(self, space: Space, point: Point, candidate: Candidate) -> dict[str, float]:
+        """Seconds per call by bucket (key of the bucket's own workload); a bucket where it failed is missing."""
+        seconds: dict[str, float] = {}
+        for bucket in space.task.buckets:
+            trial = self._one(space, point, candidate, bucket)
+            if trial.timing is not None and trial.failure is None:
+                seconds[bucket.workload.key] = trial.timing.seconds
+            elif trial.failure is not None:
+                break  # what fails in one bucket is not worth the others' time
+        return seconds
+
+    def _one(self, space: Space, point: Point, candidate: Candidate, bucket: Bucket) -> Trial:
+        workload = space.task.workload(bucket, point.rows)
+        if (known := self.known(candidate, workload.key)) is not None:
+            return known
+        best = self._best.get(bucket.workload.key)
+        trial = self._harness.evaluate(candidate, workload, cut_above=CUT_RATIO * best if best else None)
+        self._folder.write(Event.TRIAL, {"task": space.task.problem.key, "bucket": bucket.workload.key, "rows": point.rows,
+                                         "proposer": candidate.proposer, "trial": trial_to_json(trial)})
+        self._registry.record_trial(self._folder.id, self._target.identity, candidate.problem, trial)
+        self._remember(trial)
+        if trial.timing is not None:
+            self._best[bucket.workload.key] = min(trial.timing.seconds, best or trial.timing.seconds)
+        self._watcher.trial(Progress(
+            task=space.task.problem.key, point=point.name, bucket=bucket.workload.key.rpartition("@")[2],
+            seconds=trial.timing.seconds if trial.timing else None,
+            failure=trial.failure.kind.value if trial.failure else "", best=self._best.get(bucket.workload.key, 0.0),
+            limit=trial.roofline_seconds, trials=self.trials, used_seconds=self._folder.used_seconds,
+            budget_seconds=self._budget))
+        return trial
+
+    def _remember(self, trial: Trial) -> None:
+        self._done[trial.candidate_hash, trial.workload] = trial

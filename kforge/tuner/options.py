@@ -1,0 +1,35 @@
+"""What a tune was asked to do; written into the run's journal, so that a resumed run asks the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """``budget_seconds`` is wall time for search, judging and promotion together, over all processes of the run."""
+
+    model: str
+    budget_seconds: float = 600.0
+    batches: tuple[int, ...] = (1, 8)
+    context: int = 512
+    prefill: int = 512
+    threads: int = 2
+    kv: str = "bf16"
+    act: str = "a8"
+    only: str = ""  # text that a problem's key must contain
+    retune: bool = False  # also what the registry says is settled
+    seed: int = 0
+
+    def to_json(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict) -> TuneOptions:
+        return cls(**{**data, "batches": tuple(data["batches"])})
+
+
+# Shares of the budget; what one stage leaves over, the next may use.
+SEARCH_UNTIL = 0.55
+JUDGE_UNTIL = 0.85

@@ -1,0 +1,78 @@
+"""The search space of a problem: every legal point of every template that fits, in every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kforge.backends.templates import Template
+from kforge.core.target import Target
+from kforge.core.trial import Candidate
+from kforge.core.workload import Attr, attrs, stable_hash
+from kforge.tuner.plan import Task
+
+
+@dataclass(frozen=True)
+class Point:
+    """One candidate's coordinates."""
+
+    template: str
+    rows: int
+    params: tuple[tuple[str, Attr], ...]
+
+    @property
+    def name(self) -> str:
+        values = " ".join(f"{k}={v}" for k, v in self.params)
+        return f"{self.template.rsplit('/', 1)[-1].split('.')[0]} {f'rows={self.rows} ' if self.rows else ''}{values}"
+
+
+class Space:
+    """Enumerated points of one task: illegal points do not exist, duplicates are known by their point."""
+
+    def __init__(self, task: Task, templates: Sequence[Template], target: Target):
+        self.task = task
+        self.target = target
+        self.refused: list[tuple[str, str]] = []  # template, why it does not fit
+        self._templates: dict[tuple[str, int], Template] = {}
+        self.points: list[Point] = []
+        self.defaults: list[Point] = []
+        for template in templates:
+            name = str(template.path)
+            for rows in task.rows_choices():
+                problem = task.at(rows)
+                if reason := template.applies(problem, target):
+                    self.refused.append((name, reason))
+                    continue
+                self._templates[name, rows] = template
+                self.points += [Point(name, rows, attrs(p)) for p in template.space(problem, target)]
+                self.defaults.append(Point(name, rows, attrs(template.defaults(problem, target))))
+        self._index = {point: i for i, point in enumerate(self.points)}
+
+    @property
+    def templates_hash(self) -> str:
+        """Of the templates that compete: what was settled with other templates must be settled again."""
+        return stable_hash(sorted({(t.hash, rows) for (_, rows), t in self._templates.items()}))
+
+    def __contains__(self, point: Point) -> bool:
+        return point in self._index
+
+    def default(self, rows: int) -> Point:
+        """What serves untuned in this layout: the most capable template that fits, at its defaults."""
+        mine = [p for p in self.defaults if p.rows == rows]
+        return max(mine, key=lambda p: len(self._templates[p.template, rows].requires))
+
+    def render(self, point: Point, proposer: str = "builtin") -> Candidate:
+        template = self._templates[point.template, point.rows]
+        return template.render(self.task.at(point.rows), self.target, dict(point.params), proposer=proposer)
+
+    def nearest(self, wanted: Point, taken: set[Point]) -> Point | None:
+        """The legal point not in ``taken`` that differs least from ``wanted``; None when all are taken."""
+        free = [p for p in self.points if p not in taken]
+        return min(free, key=lambda p: _difference(p, wanted), default=None)
+
+
+def _difference(a: Point, b: Point) -> float:
+    """Number of coordinates that differ, another template weighing most."""
+    mine, other = dict(a.params), dict(b.params)
+    unequal = sum(mine.get(k) != other.get(k) for k in mine.keys() | other.keys())
+    return 10.0 * (a.template != b.template) + 2.0 * (a.rows != b.rows) + unequal

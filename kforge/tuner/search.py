@@ -1,0 +1,131 @@
+"""The search over one task's space: Optuna proposes, points are measured at all buckets at once.
+
+One study per bucket, because the best parameters differ by bucket; a measured point is told to all of them, because
+building it is what costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from kforge.core.workload import Attr
+from kforge.tuner.points import Point, Space
+
+POINT = "kforge_point"  # user attribute that names the point a trial stands for
+
+
+def open_storage(folder: Path) -> JournalStorage:
+    """Optuna's journal in the run's folder."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return JournalStorage(JournalFileBackend(str(folder / "study.journal")))
+
+
+class TaskSearch:
+    """Proposes points of one space and learns from what they took. Never proposes a point twice."""
+
+    def __init__(self, space: Space, storage: JournalStorage, buckets: Iterable[str], seeds: Iterable[Point], seed: int = 0):
+        self.space = space
+        self.buckets = tuple(buckets)
+        self.measured: dict[Point, dict[str, float]] = {}
+        self._seeds = [p for p in dict.fromkeys(seeds) if p in space]
+        self._turn = itertools.cycle(self.buckets)
+        self._distributions = _distributions(space)
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=min(10, len(space.points) // 4 + 1))
+        self._studies = {
+            bucket: optuna.create_study(
+                storage=storage, sampler=sampler, study_name=f"{space.task.problem.key} @ {bucket}", load_if_exists=True)
+            for bucket in self.buckets
+        }
+
+    @property
+    def exhausted(self) -> bool:
+        return len(self.measured) >= len(self.space.points)
+
+    def propose(self, count: int) -> list[Point]:
+        """Up to ``count`` new points: seeds first, then all that is left of a tiny space, then Optuna's."""
+        proposed: list[Point] = []
+        taken = set(self.measured)
+        while len(proposed) < count and len(taken) < len(self.space.points):
+            point = self._next(taken)
+            if point is None:
+                break
+            taken.add(point)
+            proposed.append(point)
+        return proposed
+
+    def _next(self, taken: set[Point]) -> Point | None:
+        while self._seeds:
+            seed = self._seeds.pop(0)
+            if seed not in taken:
+                return seed
+        study = self._studies[next(self._turn)]
+        trial = study.ask()
+        wanted = self._suggested(trial)
+        study.tell(trial, state=TrialState.FAIL)  # the real outcome is told for the point that is really measured
+        return self.space.nearest(wanted, taken)
+
+    def _suggested(self, trial: optuna.Trial) -> Point:
+        templates = sorted({p.template for p in self.space.points})
+        template = trial.suggest_categorical("template", templates)
+        rows = trial.suggest_categorical("rows", sorted({p.rows for p in self.space.points}))
+        params: dict[str, Attr] = {}
+        for name, distribution in self._distributions.items():
+            owner, _, param = name.partition(":")
+            if owner == template and param:
+                params[param] = trial.suggest_categorical(name, distribution.choices)
+        return Point(template, rows, tuple(sorted(params.items())))
+
+    def tell(self, point: Point, seconds: dict[str, float]) -> None:
+        """What a point took per call in each bucket; a bucket that is missing failed there."""
+        if point in self.measured:
+            return
+        self.measured[point] = seconds
+        for bucket, study in self._studies.items():
+            if not any(t.user_attrs.get(POINT) == point.name for t in study.get_trials(deepcopy=False)):
+                study.add_trial(self._frozen(point, seconds.get(bucket)))
+
+    def _frozen(self, point: Point, seconds: float | None) -> FrozenTrial:
+        values = {"template": point.template, "rows": point.rows}
+        values |= {f"{point.template}:{name}": value for name, value in point.params}
+        known = {name: self._distributions[name] for name in values if name in self._distributions}
+        return create_trial(
+            params={name: values[name] for name in known}, distributions=known, user_attrs={POINT: point.name},
+            value=math.log(seconds) if seconds else None, state=TrialState.COMPLETE if seconds else TrialState.FAIL)
+
+    def best_rows(self, weights: dict[str, float]) -> int:
+        """The layout with the least weighted time, each bucket at its own best point in that layout."""
+        def cost(rows: int) -> float:
+            return sum(w * min((s[b] for p, s in self.measured.items() if p.rows == rows and b in s), default=math.inf)
+                       for b, w in weights.items())
+        return min(sorted({p.rows for p in self.measured}), key=cost)
+
+    def ranking(self, bucket: str, rows: int) -> list[Point]:
+        """Points in one layout by their time in one bucket, fastest first."""
+        timed = [(s[bucket], p) for p, s in self.measured.items() if p.rows == rows and bucket in s]
+        return [p for _, p in sorted(timed, key=lambda item: item[0])]
+
+
+def _distributions(space: Space) -> dict[str, CategoricalDistribution]:
+    """One categorical per coordinate, over the values that legal points take; parameters are named by their template."""
+    values: dict[str, dict[Attr, None]] = {"template": {}, "rows": {}}
+    for point in space.points:
+        values["template"][point.template] = None
+        values["rows"][point.rows] = None
+        for name, value in point.params:
+            values.setdefault(f"{point.template}:{name}", {})[value] = None
+    return {name: CategoricalDistribution(sorted(found, key=str) if name == "template" else sorted(found, key=_order))
+            for name, found in values.items()}
+
+
+def _order(value: Attr) -> tuple[bool, Attr]:
+    return (isinstance(value, str), value)
