@@ -50,8 +50,7 @@ class _Loader(BaseLoader):
 
 def environment(root: Path) -> SandboxedEnvironment:
     """The environment of template bodies. Without ``random``: rendering is a function of its arguments."""
-    env = SandboxedEnvironment(loader=_Loader(root), undefined=StrictUndefined, autoescape=False, trim_blocks=True,
-                               lstrip_blocks=True, keep_trailing_newline=True)
+    env = SandboxedEnvironment(loader=_Loader(root), undefined=StrictUndefined, autoescape=False)
     del env.filters["random"]
     del env.globals["lipsum"]
     return env

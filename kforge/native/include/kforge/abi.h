@@ -34,7 +34,8 @@ struct kf_launch {
     int32_t thread;         /* 0 .. threads-1 */
     int32_t threads;
     void *team;
-    void (*barrier)(void *team); /* every thread of the team must call it the same number of times */
+    void (*barrier)(void *team); /* call it with kf_barrier(launch) of kforge/freestanding.h, and every thread of the team
+                                    the same number of times: admission refuses any other indirect call */
 };
 
 /* Required.  Called once on every thread of the team. */

@@ -1,0 +1,41 @@
+"""Admission: a gate that decides whether an artifact is pure computation, before it is loaded anywhere.
+
+In the harness before a candidate is timed, and again whenever the engine loads a kernel. x86-64 only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kforge.backends.cpp import code, elf
+from kforge.backends.cpp.code import CodeFacts
+from kforge.backends.cpp.elf import Refused
+from kforge.core.image import Image
+from kforge.core.trial import Failure, FailureClass
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """An admitted image, and what its disassembly says."""
+
+    image: Image
+    facts: CodeFacts
+
+
+def admit(data: bytes) -> Image | Failure:
+    """The image that the trusted loader maps, or a failure of class ADMISSION. Pure in ``data``."""
+    found = examine(data)
+    return found if isinstance(found, Failure) else found.image
+
+
+@lru_cache(maxsize=64)
+def examine(data: bytes) -> Admitted | Failure:
+    """As ``admit``, with the facts of the disassembly for a compiler report."""
+    try:
+        layout = elf.read(data)
+        entries = (layout.entry, *([layout.scratch_entry] if layout.scratch_entry >= 0 else []))
+        facts = code.sweep(layout.segments, entries)
+    except Refused as refused:
+        return Failure(FailureClass.ADMISSION, f"not admitted: {refused}")
+    return Admitted(Image(layout.entry, layout.scratch_entry, layout.segments, layout.relocations), facts)

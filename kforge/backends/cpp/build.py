@@ -1,0 +1,170 @@
+"""Source to artifact: a locked-down compiler, and a cache addressed by everything that the bytes depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import kforge.native
+from kforge.backends.cpp import compilers
+from kforge.backends.cpp.admission import examine
+from kforge.backends.cpp.flags import flags, host_processor, is_host
+from kforge.core.paths import cache_dir
+from kforge.core.target import Compiler, Target
+from kforge.core.trial import Artifact, Candidate, CompilerReport, Failure, FailureClass
+from kforge.core.workload import stable_hash
+from kforge.harness.sandbox import Limits, Outcome, run
+
+INCLUDE = Path(kforge.native.__file__).parent / "include"
+ABI_VERSION = 1
+
+_SOURCE = "kernel.cc"
+_OUTPUT = "kernel.so"
+_DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
+_EXHAUSTED = re.compile(r"[Kk]illed|CPU time limit|File size limit|out of memory|virtual memory exhausted|"
+                        r"[Cc]annot allocate memory|bad_alloc|No space left|File too large|final link failed: memory")
+_AROUND = 4  # lines of source shown on each side of an error
+
+
+@dataclass(frozen=True)
+class BuildLimits:
+    """Bounds of one compilation."""
+
+    seconds: float = 60.0
+    memory_bytes: int = 4 << 30
+    output_bytes: int = 64 << 20  # of any file that the compiler writes
+
+
+def build(candidate: Candidate, target: Target, *, compiler: Compiler | None = None,
+          limits: BuildLimits = BuildLimits()) -> Artifact | Failure:
+    """The artifact of a candidate of backend ``cpp``, from the cache when the same was built before.
+
+    The parameter ``compiler`` ("gcc" or "clang") chooses among the target's compilers unless ``compiler`` is given. An
+    artifact has passed admission. Raises KforgeError when there is no compiler or the cache cannot be written.
+    """
+    if target.arch != platform.machine():
+        return Failure(FailureClass.COMPILE, f"this machine's compilers build {platform.machine()}, not {target.arch}")
+    family = dict(candidate.params).get("compiler")
+    choice = compilers.choose(target, str(family) if family else None, compiler)
+    options = flags(target, choice.compiler.name)
+    key = _key(candidate.source, options, choice.compiler, target)
+    store = cache_dir() / "artifacts"
+    if (cached := _load(store, key, candidate)) is not None:
+        return cached
+    built = _compile(candidate, choice.compiler, options, limits, choice.note)
+    if isinstance(built, Artifact):
+        _save(store, key, built)
+    return built
+
+
+def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...], limits: BuildLimits,
+             note: str) -> Artifact | Failure:
+    with tempfile.TemporaryDirectory(prefix="kforge-build-") as folder:
+        work = Path(folder)
+        (work / _SOURCE).write_text(candidate.source, encoding="utf-8")
+        _place_headers(work / "include")
+        command = (compiler.path, *options, "-Iinclude", "-include", "kforge/freestanding.h", _SOURCE, "-o", _OUTPUT)
+        begin = time.monotonic()
+        outcome = run(command, work, Limits(limits.seconds, limits.memory_bytes, limits.output_bytes))
+        seconds = time.monotonic() - begin
+        if failure := _failure(outcome, candidate.source, compiler, limits):
+            return failure
+        data = (work / _OUTPUT).read_bytes()
+    found = examine(data)
+    if isinstance(found, Failure):
+        return found
+    report = CompilerReport(f"{compiler.name} {compiler.version}", options, seconds, found.facts.text_bytes,
+                            found.facts.spills, found.facts.mix, "\n".join(filter(None, [note, outcome.text[:4000]])))
+    return Artifact("cpp", candidate.hash, data, ABI_VERSION, report)
+
+
+def _failure(outcome: Outcome, source: str, compiler: Compiler, limits: BuildLimits) -> Failure | None:
+    name = compiler.name
+    if outcome.timed_out:
+        return Failure(FailureClass.COMPILE_LIMIT, f"{name} took longer than {limits.seconds:g} s",
+                       outcome.text[-2000:])
+    if outcome.code == 0:
+        return None
+    first = _DIAGNOSTIC.search(outcome.text)
+    if outcome.code < 0 or (_EXHAUSTED.search(outcome.text) and not first):
+        return Failure(FailureClass.COMPILE_LIMIT, f"{name} ran into its limit of time ({limits.seconds:g} s), memory "
+                       f"({limits.memory_bytes >> 20} MiB) or output ({limits.output_bytes >> 20} MiB)",
+                       outcome.text[-2000:])
+    if not first:
+        return Failure(FailureClass.COMPILE, f"{name} failed: {outcome.text.strip()[-300:]}", outcome.text[-4000:])
+    where = f"{first['file']}:{first['line']}"
+    return Failure(FailureClass.COMPILE, f"{name}: {where}: {first['text']}",
+                   f"{_excerpt(first, source)}\n{outcome.text[:4000]}".strip())
+
+
+def _excerpt(error: re.Match[str], source: str) -> str:
+    """The lines around the error, numbered, the one at fault marked; '' when it lies in a header."""
+    if error["file"] != _SOURCE:
+        return ""
+    lines = source.splitlines()
+    at = int(error["line"])
+    shown = range(max(1, at - _AROUND), min(len(lines), at + _AROUND) + 1)
+    return "\n".join(f"{'>' if n == at else ' '}{n:5} {lines[n - 1]}" for n in shown)
+
+
+def _place_headers(to: Path) -> None:
+    """kforge's headers, copied: the compiler can read nothing outside its own folder and the toolchain."""
+    for header in _headers():
+        copy = to / header.relative_to(INCLUDE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(header.read_bytes())
+
+
+def _headers() -> list[Path]:
+    return sorted(INCLUDE.rglob("*.h"))
+
+
+def _key(source: str, options: tuple[str, ...], compiler: Compiler, target: Target) -> str:
+    headers = [[str(h.relative_to(INCLUDE)), _file_hash(h, h.stat().st_mtime_ns)] for h in _headers()]
+    tuned = host_processor()[0] if is_host(target) else ""  # what -mtune=native means
+    return stable_hash([source, list(options), asdict(compiler), headers, ABI_VERSION, tuned], 40)
+
+
+@lru_cache(maxsize=64)
+def _file_hash(path: Path, _modified: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _load(store: Path, key: str, candidate: Candidate) -> Artifact | None:
+    """The cached artifact, if it is whole: a damaged entry is as good as none and will be replaced."""
+    try:
+        entry = json.loads((store / f"{key}.json").read_text(encoding="utf-8"))
+        data = (store / f"{key}.so").read_bytes()
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            return None
+        given = entry["report"]
+        mix = tuple((str(name), int(count)) for name, count in given.pop("instruction_mix"))
+        report = CompilerReport(**{**given, "flags": tuple(given["flags"]), "instruction_mix": mix})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Artifact("cpp", candidate.hash, data, ABI_VERSION, report)
+
+
+def _save(store: Path, key: str, artifact: Artifact) -> None:
+    """Data first, then the entry that vouches for it; each appears whole or not at all."""
+    entry = {"sha256": artifact.hash, "report": asdict(artifact.report)}
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        for name, content in ((f"{key}.so", artifact.data), (f"{key}.json", json.dumps(entry).encode())):
+            handle, temporary = tempfile.mkstemp(dir=store)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(temporary, store / name)
+    except OSError as error:
+        from kforge.core.errors import KforgeError
+
+        raise KforgeError(f"cannot write the artifact cache {store}: {error.strerror}; set KFORGE_CACHE to a folder "
+                          "with space that you may write to") from None
