@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from alembic import command
@@ -19,7 +20,7 @@ from sqlalchemy.orm import Session
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.trial import Trial
-from kforge.core.workload import Problem
+from kforge.core.workload import Attr, Problem, attrs
 from kforge.registry.schema import EventRow, KernelRow, MissRow, RunRow, SettledRow, TrialRow
 from kforge.registry.store import Store
 
@@ -35,6 +36,14 @@ def default_path() -> Path:
     from kforge.core.paths import data_dir
 
     return data_dir() / "registry.db"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A parameter set that was timed once."""
+
+    template: str
+    params: tuple[tuple[str, Attr], ...]
 
 
 class Registry:
@@ -287,11 +296,11 @@ class Registry:
         with self._session() as session:
             return session.execute(select(func.count()).select_from(TrialRow).where(TrialRow.run == run)).scalar_one()
 
-    def tried(self, problem: Problem, target_identity: str, limit: int = 20) -> list[dict[str, object]]:
+    def tried(self, problem: Problem, target_identity: str, limit: int = 20) -> list[Tried]:
         """The fastest parameter sets ever timed for this problem on this target, best first: seeds for a search."""
         with self._session() as session:
             rows = session.execute(
-                select(TrialRow.template, TrialRow.params, TrialRow.seconds)
+                select(TrialRow.template, TrialRow.params)
                 .where(
                     TrialRow.problem == problem.key,
                     TrialRow.target_identity == target_identity,
@@ -300,7 +309,7 @@ class Registry:
                 .order_by(TrialRow.seconds)
                 .limit(limit)
             )
-            return [{"template": r.template, "params": r.params} for r in rows]
+            return [Tried(r.template, attrs(r.params)) for r in rows]
 
     def events(self, kernel_id: int) -> list[EventRow]:
         with self._session() as session:

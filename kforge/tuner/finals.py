@@ -41,7 +41,9 @@ class Finals:
 
     def incumbent(self, space: Space, bucket: Bucket, rows: int) -> Incumbent:
         workload = space.task.workload(bucket, rows)
-        answer = ask(self._snapshot, workload.problem.operator, {**dict(workload.problem.static), **workload.axes}, self._target)
+        answer = ask(
+            self._snapshot, workload.problem.operator, {**dict(workload.problem.static), **workload.axes}, self._target
+        )
         if answer.kernel is not None and answer.tier is Tier.EXACT:
             known = Point(answer.kernel.template, rows, answer.kernel.params)
             if known in space:
@@ -58,8 +60,9 @@ class Finals:
             if kernel is not None:
                 accepted.append(kernel)
         buckets = tuple(b.workload.key.rpartition("@")[2] for b in space.task.buckets)
-        self._registry.settle(self._folder.id, self._target.identity,
-                              Settled(space.task.problem.key, rows, buckets, space.templates_hash))
+        self._registry.settle(
+            self._folder.id, self._target.identity, Settled(space.task.problem.key, rows, buckets, space.templates_hash)
+        )
         self._folder.write(Event.SETTLED, {"task": space.task.problem.key, "rows": rows, "accepted": len(accepted)})
         return accepted
 
@@ -74,7 +77,9 @@ class Finals:
                 best = (verdict, candidate)
         return self._store(space, best[1], best[0], incumbent, bucket, rows) if best else None
 
-    def _finalists(self, space: Space, search: TaskSearch, bucket: Bucket, rows: int, incumbent: Incumbent) -> list[Candidate]:
+    def _finalists(
+        self, space: Space, search: TaskSearch, bucket: Bucket, rows: int, incumbent: Incumbent
+    ) -> list[Candidate]:
         key = bucket.workload.key
         ranking = search.ranking(key, rows)
         seconds = {p: search.measured[p][key] for p in ranking}
@@ -93,20 +98,33 @@ class Finals:
                 break
         return list(finalists.values())
 
-    def _judge(self, space: Space, candidate: Candidate, incumbent: Incumbent, bucket: Bucket, rows: int, finalists: int) -> Verdict:
+    def _judge(
+        self, space: Space, candidate: Candidate, incumbent: Incumbent, bucket: Bucket, rows: int, finalists: int
+    ) -> Verdict:
         workload = space.task.workload(bucket, rows)
         for data in self._folder.of(Event.VERDICT):
             if (data["workload"], data["verdict"]["candidate_hash"], data["verdict"]["incumbent_hash"]) == (
-                    workload.key, candidate.hash, incumbent.candidate.hash):
+                workload.key,
+                candidate.hash,
+                incumbent.candidate.hash,
+            ):
                 return verdict_from_json(data["verdict"])
         verdict = self._harness.judge(candidate, incumbent.candidate, bucket_shapes(workload), finalists=finalists)
-        self._folder.write(Event.VERDICT, {"task": space.task.problem.key, "workload": workload.key,
-                                           "bucket": bucket.workload.key, "rows": rows,
-                                           "verdict": dataclasses.asdict(verdict)})
+        self._folder.write(
+            Event.VERDICT,
+            {
+                "task": space.task.problem.key,
+                "workload": workload.key,
+                "bucket": bucket.workload.key,
+                "rows": rows,
+                "verdict": dataclasses.asdict(verdict),
+            },
+        )
         return verdict
 
-    def _store(self, space: Space, candidate: Candidate, verdict: Verdict, incumbent: Incumbent,
-               bucket: Bucket, rows: int) -> KernelRecord:
+    def _store(
+        self, space: Space, candidate: Candidate, verdict: Verdict, incumbent: Incumbent, bucket: Bucket, rows: int
+    ) -> KernelRecord:
         artifact = build(candidate, self._target)
         assert isinstance(artifact, Artifact)  # it was measured a moment ago
         workload = space.task.workload(bucket, rows)
@@ -115,17 +133,32 @@ class Finals:
         over_default = incumbent.kernel is None
         contract = get(workload.problem.operator)
         kernel = KernelRecord(
-            candidate_hash=candidate.hash, problem=workload.problem,
+            candidate_hash=candidate.hash,
+            problem=workload.problem,
             bucket=tuple(sorted(contract.bucket(workload.problem, workload.axes).items())),
-            target_identity=self._target.identity, target_name=self._target.name, operator_version=contract.version,
-            abi_version=ABI_VERSION, numerics=candidate.numerics, layouts=candidate.layouts, backend=candidate.backend,
-            template=candidate.template, template_hash=candidate.template_hash, params=candidate.params,
-            source_hash=hashlib.sha256(candidate.source.encode()).hexdigest(), artifact_hash=artifact.hash,
-            compiler=artifact.report.compiler, seconds=self._seconds(candidate, workload), default_seconds=default_seconds,
+            target_identity=self._target.identity,
+            target_name=self._target.name,
+            operator_version=contract.version,
+            abi_version=ABI_VERSION,
+            numerics=candidate.numerics,
+            layouts=candidate.layouts,
+            backend=candidate.backend,
+            template=candidate.template,
+            template_hash=candidate.template_hash,
+            params=candidate.params,
+            source_hash=hashlib.sha256(candidate.source.encode()).hexdigest(),
+            artifact_hash=artifact.hash,
+            compiler=artifact.report.compiler,
+            seconds=self._seconds(candidate, workload),
+            default_seconds=default_seconds,
             gain=verdict.gain if over_default else (1 + verdict.gain) * (1 + incumbent.kernel.gain) - 1,  # type: ignore[union-attr]
             gain_lower=verdict.lower if over_default else (1 + verdict.lower) * (1 + incumbent.kernel.gain_lower) - 1,  # type: ignore[union-attr]
-            run=self._folder.id, proposer=candidate.proposer)
-        number = self._registry.accept(kernel, artifact.data, candidate.source, {"verdict": dataclasses.asdict(verdict)})
+            run=self._folder.id,
+            proposer=candidate.proposer,
+        )
+        number = self._registry.accept(
+            kernel, artifact.data, candidate.source, {"verdict": dataclasses.asdict(verdict)}
+        )
         return dataclasses.replace(kernel, id=number)
 
     def _seconds(self, candidate: Candidate, workload: Workload) -> float:
@@ -150,6 +183,11 @@ def bucket_shapes(workload: Workload) -> Sequence[Workload]:
 def verdict_from_json(data: dict) -> Verdict:
     from kforge.core.trial import RejectReason
 
-    return Verdict(**{**data, "decision": Decision(data["decision"]),
-                      "reason": RejectReason(data["reason"]) if data["reason"] else None,
-                      "per_shape": tuple((k, g) for k, g in data["per_shape"])})
+    return Verdict(
+        **{
+            **data,
+            "decision": Decision(data["decision"]),
+            "reason": RejectReason(data["reason"]) if data["reason"] else None,
+            "per_shape": tuple((k, g) for k, g in data["per_shape"]),
+        }
+    )

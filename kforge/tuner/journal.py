@@ -65,7 +65,9 @@ class RunFolder:
             path.mkdir(parents=True)
             return cls(path, [])
         except OSError as error:
-            raise KforgeError(f"cannot create the run folder {path}: {error.strerror}; choose another --runs-dir") from error
+            raise KforgeError(
+                f"cannot create the run folder {path}: {error.strerror}; choose another --runs-dir"
+            ) from error
 
     @classmethod
     def resume(cls, path: Path) -> RunFolder:
@@ -141,5 +143,3 @@ def trial_from_json(data: dict) -> Trial:
 
 def _slug(text: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in Path(text).stem.lower())[:32].strip("-")
-
-

@@ -21,7 +21,9 @@ CUT_RATIO = 2.0  # a candidate this much slower than the best so far is cut earl
 class Measurer:
     """Runs trials once: what the journal already holds is never measured again."""
 
-    def __init__(self, folder: RunFolder, registry: Registry, harness: Harness, target: Target, watcher: Watcher, budget: float):
+    def __init__(
+        self, folder: RunFolder, registry: Registry, harness: Harness, target: Target, watcher: Watcher, budget: float
+    ):
         self._folder, self._registry, self._harness = folder, registry, harness
         self._target, self._watcher, self._budget = target, watcher, budget
         self._done: dict[tuple[str, str], Trial] = {}
@@ -59,18 +61,34 @@ class Measurer:
             return known
         best = self._best.get(bucket.workload.key)
         trial = self._harness.evaluate(candidate, workload, cut_above=CUT_RATIO * best if best else None)
-        self._folder.write(Event.TRIAL, {"task": space.task.problem.key, "bucket": bucket.workload.key, "rows": point.rows,
-                                         "proposer": candidate.proposer, "trial": trial_to_json(trial)})
+        self._folder.write(
+            Event.TRIAL,
+            {
+                "task": space.task.problem.key,
+                "bucket": bucket.workload.key,
+                "rows": point.rows,
+                "proposer": candidate.proposer,
+                "trial": trial_to_json(trial),
+            },
+        )
         self._registry.record_trial(self._folder.id, self._target.identity, candidate.problem, trial)
         self._remember(trial)
         if trial.timing is not None:
             self._best[bucket.workload.key] = min(trial.timing.seconds, best or trial.timing.seconds)
-        self._watcher.trial(Progress(
-            task=space.task.problem.key, point=point.name, bucket=bucket.workload.key.rpartition("@")[2],
-            seconds=trial.timing.seconds if trial.timing else None,
-            failure=trial.failure.kind.value if trial.failure else "", best=self._best.get(bucket.workload.key, 0.0),
-            limit=trial.roofline_seconds, trials=self.trials, used_seconds=self._folder.used_seconds,
-            budget_seconds=self._budget))
+        self._watcher.trial(
+            Progress(
+                task=space.task.problem.key,
+                point=point.name,
+                bucket=bucket.workload.key.rpartition("@")[2],
+                seconds=trial.timing.seconds if trial.timing else None,
+                failure=trial.failure.kind.value if trial.failure else "",
+                best=self._best.get(bucket.workload.key, 0.0),
+                limit=trial.roofline_seconds,
+                trials=self.trials,
+                used_seconds=self._folder.used_seconds,
+                budget_seconds=self._budget,
+            )
+        )
         return trial
 
     def _remember(self, trial: Trial) -> None:

@@ -40,7 +40,11 @@ class Task:
 
     def at(self, rows: int) -> Problem:
         """The problem with its layout; ``rows`` is ignored where there is no packed weight."""
-        return Problem.of(self.problem.operator, **{**dict(self.problem.static), "rows": rows}) if self.packed else self.problem
+        return (
+            Problem.of(self.problem.operator, **{**dict(self.problem.static), "rows": rows})
+            if self.packed
+            else self.problem
+        )
 
     def workload(self, bucket: Bucket, rows: int) -> Workload:
         return Workload(self.at(rows), bucket.workload.dynamic, bucket.workload.count, bucket.workload.phase)
@@ -71,11 +75,16 @@ def plan(modes: Sequence[Mode], bucket_of: BucketOf) -> list[Task]:
         for workload in mode.workloads:
             problem = without_layout(workload.problem)
             point = tuple(sorted(bucket_of(workload.problem, workload.axes).items()))
-            first.setdefault((problem, point), Workload.of(workload.problem, phase=workload.phase, **{**workload.axes, **dict(point)}))
+            first.setdefault(
+                (problem, point),
+                Workload.of(workload.problem, phase=workload.phase, **{**workload.axes, **dict(point)}),
+            )
             per_mode = calls.setdefault(problem, {}).setdefault(point, {})
             per_mode[mode.name] = per_mode.get(mode.name, 0.0) + workload.count
     return [
-        Task(problem, tuple(Bucket(first[problem, point], tuple(per_mode.items())) for point, per_mode in points.items()))
+        Task(
+            problem, tuple(Bucket(first[problem, point], tuple(per_mode.items())) for point, per_mode in points.items())
+        )
         for problem, points in calls.items()
     ]
 
@@ -92,8 +101,11 @@ def shares(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str, flo
                 totals[mode] = totals.get(mode, 0.0) + count * seconds.get(bucket.workload.key, 0.0)
     return {
         bucket.workload.key: sum(
-            count * seconds.get(bucket.workload.key, 0.0) / totals[mode] for mode, count in bucket.calls if totals[mode] > 0
-        ) / len(totals)
+            count * seconds.get(bucket.workload.key, 0.0) / totals[mode]
+            for mode, count in bucket.calls
+            if totals[mode] > 0
+        )
+        / len(totals)
         for task in tasks
         for bucket in task.buckets
     }

@@ -32,7 +32,9 @@ def open_storage(folder: Path) -> JournalStorage:
 class TaskSearch:
     """Proposes points of one space and learns from what they took. Never proposes a point twice."""
 
-    def __init__(self, space: Space, storage: JournalStorage, buckets: Iterable[str], seeds: Iterable[Point], seed: int = 0):
+    def __init__(
+        self, space: Space, storage: JournalStorage, buckets: Iterable[str], seeds: Iterable[Point], seed: int = 0
+    ):
         self.space = space
         self.buckets = tuple(buckets)
         self.measured: dict[Point, dict[str, float]] = {}
@@ -40,10 +42,16 @@ class TaskSearch:
         self._turn = itertools.cycle(self.buckets)
         self._distributions = _distributions(space)
         sampler = optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=min(10, len(space.points) // 4 + 1))
+            seed=seed,
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+            n_startup_trials=min(10, len(space.points) // 4 + 1),
+        )
         self._studies = {
             bucket: optuna.create_study(
-                storage=storage, sampler=sampler, study_name=f"{space.task.problem.key} @ {bucket}", load_if_exists=True)
+                storage=storage, sampler=sampler, study_name=f"{space.task.problem.key} @ {bucket}", load_if_exists=True
+            )
             for bucket in self.buckets
         }
 
@@ -99,14 +107,22 @@ class TaskSearch:
         values |= {f"{point.template}:{name}": value for name, value in point.params}
         known = {name: self._distributions[name] for name in values if name in self._distributions}
         return create_trial(
-            params={name: values[name] for name in known}, distributions=known, user_attrs={POINT: point.name},
-            value=math.log(seconds) if seconds else None, state=TrialState.COMPLETE if seconds else TrialState.FAIL)
+            params={name: values[name] for name in known},
+            distributions=known,
+            user_attrs={POINT: point.name},
+            value=math.log(seconds) if seconds else None,
+            state=TrialState.COMPLETE if seconds else TrialState.FAIL,
+        )
 
     def best_rows(self, weights: dict[str, float]) -> int:
         """The layout with the least weighted time, each bucket at its own best point in that layout."""
+
         def cost(rows: int) -> float:
-            return sum(w * min((s[b] for p, s in self.measured.items() if p.rows == rows and b in s), default=math.inf)
-                       for b, w in weights.items())
+            return sum(
+                w * min((s[b] for p, s in self.measured.items() if p.rows == rows and b in s), default=math.inf)
+                for b, w in weights.items()
+            )
+
         return min(sorted({p.rows for p in self.measured}), key=cost)
 
     def ranking(self, bucket: str, rows: int) -> list[Point]:
@@ -123,8 +139,10 @@ def _distributions(space: Space) -> dict[str, CategoricalDistribution]:
         values["rows"][point.rows] = None
         for name, value in point.params:
             values.setdefault(f"{point.template}:{name}", {})[value] = None
-    return {name: CategoricalDistribution(sorted(found, key=str) if name == "template" else sorted(found, key=_order))
-            for name, found in values.items()}
+    return {
+        name: CategoricalDistribution(sorted(found, key=str) if name == "template" else sorted(found, key=_order))
+        for name, found in values.items()
+    }
 
 
 def _order(value: Attr) -> tuple[bool, Attr]:

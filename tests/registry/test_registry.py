@@ -14,7 +14,7 @@ from kforge.core.kernel import KernelRecord, KernelState, Settled, Tier
 from kforge.core.layout import Layout
 from kforge.core.trial import Failure, FailureClass, NumericsClass, Timing, Trial
 from kforge.core.workload import Problem
-from kforge.registry.database import Registry
+from kforge.registry.database import Registry, Tried
 from kforge.registry.lookup import Asker, lookup
 from kforge.registry.maintenance import collect, verify
 from kforge.registry.snapshot import Snapshot, read
@@ -92,7 +92,7 @@ def test_recording_the_same_trial_twice_counts_once(registry):
     for each in (trial, failed, trial):
         registry.record_trial("r1", "here", PROBLEM, each)
     assert registry.trial_count("r1") == 2
-    assert registry.tried(PROBLEM, "here") == [{"template": "t", "params": {"a": 1}}]
+    assert registry.tried(PROBLEM, "here") == [Tried("t", (("a", 1),))]
 
 
 def test_a_kernel_whose_bytes_do_not_match_its_hash_is_refused(registry):

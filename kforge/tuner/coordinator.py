@@ -1,0 +1,237 @@
+"""One tuning run from start to end; every step can be repeated, so that a killed run goes on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kforge.backends import templates
+from kforge.core.kernel import KernelRecord, Tier
+from kforge.core.target import Target
+from kforge.core.trial import NumericsClass
+from kforge.core.workload import attrs
+from kforge.harness import Harness
+from kforge.operators import get
+from kforge.registry.ask import ask, open_snapshot
+from kforge.registry.database import Registry
+from kforge.targets.roofline import time_limit
+from kforge.tuner.finals import Finals
+from kforge.tuner.journal import Event, RunFolder
+from kforge.tuner.measure import Measurer
+from kforge.tuner.options import JUDGE_UNTIL, SEARCH_UNTIL, TuneOptions
+from kforge.tuner.plan import Mode, Task, plan, shares
+from kforge.tuner.points import Point, Space
+from kforge.tuner.progress import Watcher
+from kforge.tuner.search import TaskSearch, open_storage
+
+BATCH = 4  # points that are built side by side
+DEFAULT_ROWS = 32
+
+
+@dataclass
+class Effort:
+    """A task on its way: its space, its search, and what a step would gain from it."""
+
+    space: Space
+    search: TaskSearch
+    weights: dict[str, float] = field(default_factory=dict)  # bucket -> share of a step per second of its call
+    limits: dict[str, float] = field(default_factory=dict)  # bucket -> seconds that the target's limits allow
+    rounds: int = 0
+
+    @property
+    def promise(self) -> float:
+        """Share of a step that this task could still give back: Amdahl's share times head-room to the roofline."""
+        total = 0.0
+        for bucket, weight in self.weights.items():
+            best = min((s[bucket] for s in self.search.measured.values() if bucket in s), default=0.0)
+            total += weight * max(best - self.limits.get(bucket, 0.0), 0.0)
+        return total
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """What a run's search and judging came to."""
+
+    accepted: tuple[KernelRecord, ...]
+    settled: tuple[str, ...]  # problems that this run settled
+    kept: tuple[str, ...]  # problems that the registry had settled before
+    trials: int
+
+
+class Coordinator:
+    """Plans, searches and judges for one run. The registry is written as soon as something is decided."""
+
+    def __init__(self, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher):
+        self.options, self.folder, self.registry, self.target, self.watcher = options, folder, registry, target, watcher
+        self.snapshot = open_snapshot_of(registry)
+
+    def run(self, modes: Sequence[Mode]) -> SearchOutcome:
+        tasks = plan(modes, lambda problem, axes: get(problem.operator).bucket(problem, axes))
+        tasks = [t for t in tasks if self.options.only in t.problem.key]
+        spaces = [self._space(task) for task in tasks]
+        fresh, kept = [], []
+        for space in spaces:
+            (kept if self._is_settled(space) else fresh).append(space)
+        if kept:
+            self.watcher.note(
+                f"{len(kept)} of {len(spaces)} problems come from the registry, tuned before with these "
+                "templates (--retune tries again)"
+            )
+        with Harness(self.target, self.options.threads) as harness:
+            measurer = Measurer(
+                self.folder, self.registry, harness, self.target, self.watcher, self.options.budget_seconds
+            )
+            efforts = self._baseline(fresh, tasks, measurer)
+            self._search(efforts, measurer)
+            accepted = self._judge(efforts, harness)
+        settled = tuple(d["task"] for d in self.folder.of(Event.SETTLED))
+        return SearchOutcome(tuple(accepted), settled, tuple(s.task.problem.key for s in kept), measurer.trials)
+
+    def _space(self, task: Task) -> Space:
+        exact = [t for t in templates.load(task.problem.operator) if t.numerics is NumericsClass.EXACT]
+        return Space(task, exact, self.target)
+
+    def _is_settled(self, space: Space) -> bool:
+        """Whether an earlier run settled this problem, all these buckets, with the same templates, and nothing is stale."""
+        before = self.snapshot.settled(space.task.problem, self.target.identity)
+        if self.options.retune or before is None or before.templates != space.templates_hash:
+            return False
+        if any(d["task"] == space.task.problem.key for d in self.folder.of(Event.SETTLED)):
+            return True
+        wanted = {b.workload.key.rpartition("@")[2] for b in space.task.buckets}
+        if not wanted <= set(before.buckets):
+            return False
+        answers = [
+            ask(self.snapshot, w.problem.operator, {**dict(w.problem.static), **w.axes}, self.target)
+            for w in (space.task.workload(b, before.rows) for b in space.task.buckets)
+        ]
+        return not any(a.stale for a in answers if a.tier is Tier.EXACT)
+
+    def _baseline(self, spaces: Sequence[Space], tasks: Sequence[Task], measurer: Measurer) -> list[Effort]:
+        """Time the defaults first: they say what each problem's share of a step is, and so where effort pays."""
+        if spaces:
+            self.watcher.stage("timing the default kernels")
+        storage = open_storage(self.folder.path)
+        efforts, seconds = [], {}
+        defaults = {s.task.problem: s.default(_default_rows(s)) for s in spaces if s.points}
+        measurer.prebuild([s.render(defaults[s.task.problem], "default") for s in spaces if s.points])
+        for space in spaces:
+            if not space.points:
+                self.watcher.note(
+                    f"no template fits {space.task.problem.key}: {'; '.join(r for _, r in space.refused)}"
+                )
+                continue
+            search = TaskSearch(
+                space, storage, [b.workload.key for b in space.task.buckets], self._seeds(space), seed=self.options.seed
+            )
+            default = defaults[space.task.problem]
+            candidate = space.render(default, "default")
+            timed = measurer.measure(space, default, candidate)
+            search.tell(default, timed)
+            seconds |= timed
+            limits = {}
+            for bucket in space.task.buckets:
+                workload = space.task.workload(bucket, default.rows)
+                cost = get(workload.problem.operator).cost(workload)
+                limits[bucket.workload.key] = time_limit(cost, self.target, self.options.threads).seconds
+            efforts.append(Effort(space, search, limits=limits))
+        share = shares([s.task for s in spaces], seconds)
+        for effort in efforts:
+            for bucket in effort.space.task.buckets:
+                key = bucket.workload.key
+                effort.weights[key] = share[key] / seconds[key] if seconds.get(key) else 0.0
+            self._write_task(effort, share)
+        return efforts
+
+    def _write_task(self, effort: Effort, share: dict[str, float]) -> None:
+        task = effort.space.task
+        if any(d["task"] == task.problem.key for d in self.folder.of(Event.TASK)):
+            return
+        self.folder.write(
+            Event.TASK,
+            {
+                "task": task.problem.key,
+                "points": len(effort.space.points),
+                "promise": effort.promise,
+                "refused": [{"template": t, "reason": r} for t, r in effort.space.refused],
+                "buckets": [
+                    {
+                        "bucket": b.workload.key,
+                        "share": share[b.workload.key],
+                        "limit": effort.limits[b.workload.key],
+                        "calls": dict(b.calls),
+                    }
+                    for b in task.buckets
+                ],
+            },
+        )
+
+    def _seeds(self, space: Space) -> list[Point]:
+        """The defaults in every layout, then the fastest points that the registry remembers of this problem."""
+        seeds = list(space.defaults)
+        for rows in space.task.rows_choices():
+            for row in self.registry.tried(space.task.at(rows), self.target.identity, limit=5):
+                seeds.append(Point(row.template, rows, row.params))
+        return seeds
+
+    def _search(self, efforts: Sequence[Effort], measurer: Measurer) -> None:
+        """Rounds go to the task with the most to give per round already spent, until time is up or all is tried."""
+        until = SEARCH_UNTIL * self.options.budget_seconds
+        for effort in efforts:
+            self._replay(effort)
+        live = [e for e in efforts if not e.search.exhausted]
+        if live:
+            self.watcher.stage("searching")
+        while live and self.folder.used_seconds < until:
+            effort = max(live, key=lambda e: e.promise / (1 + e.rounds))
+            effort.rounds += 1
+            points = effort.search.propose(BATCH)
+            candidates = [effort.space.render(p) for p in points]
+            measurer.prebuild(candidates)
+            for point, candidate in zip(points, candidates, strict=True):
+                effort.search.tell(point, measurer.measure(effort.space, point, candidate))
+                if self.folder.used_seconds > until:
+                    break
+            if effort.search.exhausted or not points:
+                live.remove(effort)
+
+    def _replay(self, effort: Effort) -> None:
+        """Tell the search what the journal holds of its points: what a killed process had measured."""
+        known: dict[Point, dict[str, float]] = {}
+        for data in self.folder.of(Event.TRIAL):
+            if data["task"] == effort.space.task.problem.key:
+                trial = data["trial"]
+                point = Point(trial["template"], data["rows"], attrs(trial["params"]))
+                timed = known.setdefault(point, {})
+                if trial["timing"] and not trial["failure"]:
+                    timed[data["bucket"]] = trial["timing"]["seconds"]
+        complete = {b.workload.key for b in effort.space.task.buckets}
+        for point, timed in known.items():
+            if point in effort.space and set(timed) == complete:
+                effort.search.tell(point, timed)
+
+    def _judge(self, efforts: Sequence[Effort], harness: Harness) -> list[KernelRecord]:
+        """Layouts and finals, the heaviest problem first; what the time does not reach stays with its incumbent."""
+        finals = Finals(self.folder, self.registry, harness, self.target, self.snapshot)
+        done = {d["task"] for d in self.folder.of(Event.SETTLED)}
+        accepted: list[KernelRecord] = []
+        waiting = [e for e in efforts if e.space.task.problem.key not in done]
+        if waiting:
+            self.watcher.stage("judging finalists in interleaved pairs")
+        for effort in sorted(waiting, key=lambda e: -sum(e.weights.values())):
+            if self.folder.used_seconds > JUDGE_UNTIL * self.options.budget_seconds:
+                self.watcher.note(f"out of time before judging {effort.space.task.problem.key}: its incumbent stays")
+                continue
+            accepted += finals.settle(effort.space, effort.search, effort.weights)
+        return accepted
+
+
+def _default_rows(space: Space) -> int:
+    return DEFAULT_ROWS if space.task.packed else 0
+
+
+def open_snapshot_of(registry: Registry):
+    """The registry as it is when the run starts."""
+    from pathlib import Path
+
+    return open_snapshot(Path(registry.name))
