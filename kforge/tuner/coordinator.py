@@ -92,7 +92,7 @@ class Coordinator:
         return Space(task, exact, self.target)
 
     def _is_settled(self, space: Space) -> bool:
-        """Whether an earlier run settled this problem, all these buckets, with the same templates, and nothing is stale."""
+        """Whether an earlier run settled all these buckets, with the same templates, and nothing is stale."""
         before = self.snapshot.settled(space.task.problem, self.target.identity)
         if self.options.retune or before is None or before.templates != space.templates_hash:
             return False

@@ -40,7 +40,7 @@ class Line:
 
 
 class RunFolder:
-    """``runs/<id>/journal.jsonl`` and the files beside it. A torn last line (a kill in mid-write) is dropped on opening."""
+    """``runs/<id>/journal.jsonl`` and the files beside it. A last line torn by a kill is dropped on opening."""
 
     def __init__(self, path: Path, lines: list[Line]):
         self.path = path
@@ -92,7 +92,7 @@ class RunFolder:
             os.fsync(self._out.fileno())
         except OSError as error:
             raise KforgeError(
-                f"cannot write {self.path}/journal.jsonl: {error.strerror}; free space, then: kforge tune --resume {self.id}"
+                f"cannot write {self.path}/journal.jsonl: {error.strerror}; free space, then go on with --resume {self.id}"
             ) from error
         self.lines.append(line)
 

@@ -132,7 +132,7 @@ class TaskSearch:
 
 
 def _distributions(space: Space) -> dict[str, CategoricalDistribution]:
-    """One categorical per coordinate, over the values that legal points take; parameters are named by their template."""
+    """One categorical per coordinate, over the values of legal points; parameters are named by their template."""
     values: dict[str, dict[Attr, None]] = {"template": {}, "rows": {}}
     for point in space.points:
         values["template"][point.template] = None
