@@ -122,8 +122,8 @@ class Operator(ABC):
 
     @abstractmethod
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
-        """The bucket's tuning point for these dynamic axes: the smallest listed point that is not below it (or the last)."""
+        """The bucket's tuning point for these dynamic axes: the smallest listed one not below them (or the last)."""
 
     @abstractmethod
     def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
-        """Small shapes inside the workload's bucket to check at: edges (1, odd sizes, off multiples) and random ones."""
+        """Small shapes inside the workload's bucket to check at: edges (1, odd, off multiples) and random ones."""

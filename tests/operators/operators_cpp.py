@@ -1,13 +1,12 @@
-"""Compiling small C++ probes inside tests."""
+"""C++ probes of the shipped headers, compiled by kforge's own build and opened."""
 
 import ctypes
 import functools
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
-INCLUDE = Path(__file__).parents[2] / "kforge" / "native" / "include"
+import numpy as np
+
+from kforge.native import build_library
 
 
 @functools.cache
@@ -17,12 +16,11 @@ def cpu_features() -> frozenset[str]:
 
 
 @functools.cache
-def compile_cpp(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """The shared library of one source with an instruction set of its own, loaded."""
-    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("clang++-19")
-    assert compiler, "no C++ compiler found: install g++ or clang++"
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "probe.so"
-        subprocess.run([compiler, "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", *flags, f"-I{INCLUDE}",
-                        str(source), "-o", str(library)], check=True)
-        return ctypes.CDLL(str(library))
+def open_probe(name: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The library of ``<name>.cc`` in this folder, compiled with an instruction set of its own."""
+    return ctypes.CDLL(str(build_library(f"test_{name}", [Path(__file__).with_name(f"{name}.cc")], flags)))
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)

@@ -1,0 +1,236 @@
+"""A weight as stored in a model file, taken apart into integers and scales without losing a bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kforge.core.dtypes import WeightFormat
+from kforge.core.errors import KforgeError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedWeight:
+    """Matrix [N, K] in a weight format. Arrays that a format lacks have a last axis of length 0.
+
+    ``values``: the unsigned integers u as uint8 [N, K]; for f32 float32, for f16 float16, for bf16 the bits as uint16.
+    ``d``: float16 [N, K / 32], for K formats the super-scale [N, K / 256].
+    ``m``: float16, the minimum of q4_1 [N, K / 32] or ``dmin`` of q4_k and q5_k [N, K / 256].
+    ``sc``: uint8 [N, K / 32] (q4_k, q5_k) or int8 [N, K / 16] (q6_k).  ``mn``: uint8 [N, K / 32] (q4_k, q5_k).
+    """
+
+    format: WeightFormat
+    values: np.ndarray
+    d: np.ndarray
+    m: np.ndarray
+    sc: np.ndarray
+    mn: np.ndarray
+
+    @property
+    def n(self) -> int:
+        return int(self.values.shape[0])
+
+    @property
+    def k(self) -> int:
+        return int(self.values.shape[1])
+
+    def rows(self, start: int, stop: int) -> QuantizedWeight:
+        """Rows start .. stop-1, without a copy."""
+        return QuantizedWeight(self.format, *(part[start:stop] for part in self.arrays()))
+
+    def arrays(self) -> list[np.ndarray]:
+        return [self.values, self.d, self.m, self.sc, self.mn]
+
+    def scales(self) -> np.ndarray:
+        """float32 [N, K / group]: ``d``, or the exact product ``d * sc`` of K formats."""
+        import numpy as np
+
+        d = self.d.astype(np.float32)
+        return d if not self.sc.shape[1] else spread(d, self.sc.shape[1]) * self.sc.astype(np.float32)
+
+    def minima(self) -> np.ndarray:
+        """float32 [N, K / 32]: ``m``, or ``-(dmin * mn)``; zeros for formats without a minimum."""
+        import numpy as np
+
+        m = self.m.astype(np.float32)
+        if self.mn.shape[1]:
+            return -(spread(m, self.mn.shape[1]) * self.mn.astype(np.float32))
+        return m if m.shape[1] else np.zeros((self.n, self.k // 32), np.float32)
+
+    def dequantize(self) -> np.ndarray:
+        """float32 [N, K], equal to ``gguf.quants.dequantize`` to the bit (one rounding, only with a minimum)."""
+        import numpy as np
+
+        if self.format is WeightFormat.BF16:
+            return (self.values.astype(np.uint32) << 16).view(np.float32)
+        traits = self.format.traits
+        if not self.format.quantized:
+            return self.values.astype(np.float32)
+        grouped = self.values.reshape(self.n, -1, traits.group).astype(np.float32)
+        if traits.offset:
+            grouped -= traits.offset
+        grouped *= self.scales()[:, :, None]
+        if traits.has_min:
+            grouped += self.minima()[:, :, None]
+        return grouped.reshape(self.n, self.k)
+
+
+def spread(per_block: np.ndarray, columns: int) -> np.ndarray:
+    """Repeat the last axis so that it has ``columns`` entries."""
+    return per_block.repeat(columns // per_block.shape[1], axis=1)
+
+
+def _weight(format: WeightFormat, values: np.ndarray, d: np.ndarray | None = None, m: np.ndarray | None = None, *,
+            sc: np.ndarray | None = None, mn: np.ndarray | None = None) -> QuantizedWeight:
+    import numpy as np
+
+    def given(part: np.ndarray | None, dtype: Any) -> np.ndarray:
+        return np.zeros((values.shape[0], 0), dtype) if part is None else np.ascontiguousarray(part)
+
+    scale_type = np.int8 if format is WeightFormat.Q6_K else np.uint8
+    return QuantizedWeight(format, np.ascontiguousarray(values), given(d, np.float16), given(m, np.float16),
+                           given(sc, scale_type), given(mn, np.uint8))
+
+
+def concat(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Rows of all parts one after another (a fused q+k+v, a fused gate+up). Formats and K must agree."""
+    import numpy as np
+
+    if len({(part.format, part.k) for part in parts}) != 1:
+        raise ValueError("weights of different formats or K cannot be joined: "
+                         + ", ".join(f"{part.format}[{part.n}, {part.k}]" for part in parts))
+    return QuantizedWeight(parts[0].format, *(np.concatenate(arrays) for arrays in zip(*(p.arrays() for p in parts),
+                                                                                       strict=True)))
+
+
+def from_gguf(raw: bytes | np.ndarray, format: WeightFormat, n: int, k: int) -> QuantizedWeight:
+    """Take apart the bytes of a GGUF tensor of N rows of K elements. Raises KforgeError when the size is wrong."""
+    import numpy as np
+
+    traits = format.traits
+    data = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else np.ascontiguousarray(raw).view(np.uint8).ravel()
+    if k % traits.file_block:
+        raise KforgeError(f"{format} needs rows of a multiple of {traits.file_block} elements, got {k}")
+    if data.size != n * k // traits.file_block * traits.file_bytes:
+        raise KforgeError(f"a {format} tensor of {n} x {k} has {n * k // traits.file_block * traits.file_bytes} bytes, "
+                          f"got {data.size}: the file is truncated or corrupt")
+    if not format.quantized:
+        dtype = {WeightFormat.F32: np.float32, WeightFormat.F16: np.float16, WeightFormat.BF16: np.uint16}[format]
+        return _weight(format, data.view(dtype).reshape(n, k))
+    blocks = data.reshape(-1, traits.file_bytes)
+    return _DECODE[format](blocks, n, k)
+
+
+def _half(blocks: np.ndarray, start: int, n: int) -> np.ndarray:
+    """The float16 at byte ``start`` of every block, as [N, blocks per row]."""
+    import numpy as np
+
+    return np.ascontiguousarray(blocks[:, start:start + 2]).view(np.float16).reshape(n, -1)
+
+
+def _nibbles(bytes_: np.ndarray, run: int) -> np.ndarray:
+    """Low nibbles of ``run`` bytes, then their high nibbles, run after run: [blocks, 2 x bytes]."""
+    import numpy as np
+
+    runs = bytes_.reshape(bytes_.shape[0], -1, 1, run)
+    return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(bytes_.shape[0], -1)
+
+
+def _q8_0(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
+    # signed byte + 128 is the sign bit flipped
+    return _weight(WeightFormat.Q8_0, (blocks[:, 2:] ^ 0x80).reshape(n, k), _half(blocks, 0, n))
+
+
+def _q4_0(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
+    return _weight(WeightFormat.Q4_0, _nibbles(blocks[:, 2:], 16).reshape(n, k), _half(blocks, 0, n))
+
+
+def _q4_1(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
+    values = _nibbles(blocks[:, 4:], 16).reshape(n, k)
+    return _weight(WeightFormat.Q4_1, values, _half(blocks, 0, n), _half(blocks, 2, n))
+
+
+def _six_bit_scales(blocks: np.ndarray, n: int) -> dict[str, np.ndarray]:
+    """The eight 6-bit scales and minima in bytes 4..15 of a q4_k or q5_k block, each as [N, K / 32]."""
+    import numpy as np
+
+    low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    sc = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=1)
+    mn = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=1)
+    return {"sc": sc.reshape(n, -1), "mn": mn.reshape(n, -1)}
+
+
+def _q4_k(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
+    values = _nibbles(blocks[:, 16:], 32).reshape(n, k)
+    return _weight(WeightFormat.Q4_K, values, _half(blocks, 0, n), _half(blocks, 2, n), **_six_bit_scales(blocks, n))
+
+
+def _q5_k(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
+    import numpy as np
+
+    values = _nibbles(blocks[:, 48:], 32).reshape(-1, 8, 32)
+    fifth = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None] & 1
+    values |= fifth << 4
+    return _weight(WeightFormat.Q5_K, values.reshape(n, k), _half(blocks, 0, n), _half(blocks, 2, n),
+                   **_six_bit_scales(blocks, n))
+
+
+def _q6_k(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
+    import numpy as np
+
+    values = _nibbles(blocks[:, :128], 64).reshape(-1, 2, 4, 32)
+    top = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> (2 * np.arange(4, dtype=np.uint8))[None, None, :, None] & 3
+    values |= top << 4
+    sc = blocks[:, 192:208].view(np.int8)
+    return _weight(WeightFormat.Q6_K, values.reshape(n, k), _half(blocks, 208, n), sc=sc.reshape(n, -1))
+
+
+_DECODE = {WeightFormat.Q8_0: _q8_0, WeightFormat.Q4_0: _q4_0, WeightFormat.Q4_1: _q4_1, WeightFormat.Q4_K: _q4_k,
+           WeightFormat.Q5_K: _q5_k, WeightFormat.Q6_K: _q6_k}
+
+
+def random(format: WeightFormat, n: int, k: int, seed: int) -> QuantizedWeight:
+    """Every stored integer equally likely, scales within a factor of two, weights of about 1 / sqrt(K). Quick."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    traits = format.traits
+    if k % traits.file_block:
+        raise ValueError(f"{format} needs K to be a multiple of {traits.file_block}, got {k}")
+    if not format.quantized:
+        return _weight(format, _random_floats(format, n, k, rng))
+    values = np.frombuffer(rng.bytes(n * k), np.uint8).reshape(n, k) & np.uint8((1 << traits.bits) - 1)
+    spread_of_one = k**-0.5 / 2 ** (traits.bits - 2)
+
+    def halves(columns: int, scale: float) -> np.ndarray:
+        return ((0.5 + rng.random((n, columns), np.float32)) * np.float32(scale)).astype(np.float16)
+
+    if not traits.superblock:
+        d = halves(k // 32, spread_of_one)
+        m = -(d * np.float16(2 ** (traits.bits - 1))) * halves(k // 32, 1.0) if traits.has_min else None
+        return _weight(format, values, d, m)
+    if not traits.has_min:
+        signed = rng.integers(-128, 128, (n, k // 16)).astype(np.int8)
+        return _weight(format, values, halves(k // 256, spread_of_one / 64), sc=signed)
+    sc, mn = (rng.integers(0, 64, (n, k // 32)).astype(np.uint8) for _ in range(2))
+    d, dmin = halves(k // 256, spread_of_one / 32), halves(k // 256, spread_of_one / 32 * 2 ** (traits.bits - 1))
+    return _weight(format, values, d, dmin, sc=sc, mn=mn)
+
+
+def _random_floats(format: WeightFormat, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Floats with a random sign and mantissa and one of four exponents below 2 / sqrt(K): cheap and never special."""
+    import numpy as np
+
+    wide: Any = np.uint32 if format is WeightFormat.F32 else np.uint16
+    mantissa = {WeightFormat.F32: 23, WeightFormat.F16: 10, WeightFormat.BF16: 7}[format]
+    bias = 15 if format is WeightFormat.F16 else 127
+    top = int(np.ceil(np.log2(k) / -2)) + bias
+    bits: Any = np.frombuffer(rng.bytes(n * k * np.dtype(wide).itemsize), wide).reshape(n, k)
+    sign = wide(1 << (8 * np.dtype(wide).itemsize - 1))
+    exponent = wide(max(top - 3, 1)) + (bits >> mantissa & wide(3))
+    values = (bits & (sign | wide((1 << mantissa) - 1))) | exponent << wide(mantissa)
+    return values if format is WeightFormat.BF16 else values.view(np.float32 if wide is np.uint32 else np.float16)
