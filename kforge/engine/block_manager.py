@@ -60,4 +60,5 @@ class BlockManager:
         held = Counter(page for table in tables for page in table)
         for page, count in enumerate(self._references):
             assert count == held[page], f"page {page} counts {count} references, {held[page]} tables hold it"
-        assert sorted(self._free) == [p for p in range(self.pages) if not held[p]], "the free list is not what is unheld"
+        unheld = [page for page in range(self.pages) if not held[page]]
+        assert sorted(self._free) == unheld, "the free list is not what nobody holds"

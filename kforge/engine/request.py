@@ -12,8 +12,8 @@ from kforge.core.errors import KforgeError
 class SamplingParams:
     """How tokens are chosen and when to stop.
 
-    ``temperature`` 0 is greedy. Filters apply after the temperature, in this order: ``top_k`` (0: off), ``top_p`` (1: off;
-    the fewest most probable tokens whose mass reaches it), ``min_p`` (0: off; relative to the most probable token).
+    ``temperature`` 0 is greedy. Filters apply after the temperature, in this order: ``top_k`` (0: off), ``top_p``
+    (1: off; the fewest most probable tokens whose mass reaches it), ``min_p`` (0: off; relative to the most probable).
     """
 
     temperature: float = 0.0

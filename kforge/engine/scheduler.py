@@ -23,8 +23,8 @@ class Scheduler:
     """Moves each sequence's computed tokens towards its wanted tokens, inside a budget of tokens per step.
 
     There is no prefill and no decode phase: a long prompt takes several steps (chunked), a decoding sequence wants one
-    token, and both share a step. Running sequences come first, oldest first; when the pool is dry the youngest loses its
-    pages and starts over (its generated tokens are then part of what is recomputed).
+    token, and both share a step. Running sequences come first, oldest first; when the pool is dry the youngest loses
+    its pages and starts over (its generated tokens are then part of what is recomputed).
     """
 
     def __init__(self, blocks: BlockManager, max_tokens: int, max_sequences: int) -> None:
@@ -43,7 +43,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> list[Scheduled]:
-        """The next step's work, with pages for all of it. Not empty unless idle (a request that can't fit is never added)."""
+        """The next step's work, with pages for all of it. Empty only when idle: what can't ever fit is not added."""
         batch: list[Scheduled] = []
         budget = self.max_tokens
         preempted = self.preemptions
@@ -80,7 +80,7 @@ class Scheduler:
         self.blocks.check_integrity([s.table for s in self.running])
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Pages for ``tokens`` positions, taken from younger sequences if need be. False: it was the youngest itself."""
+        """Pages for ``tokens`` positions, taken from younger sequences if need be. False: it was the youngest."""
         while not self.blocks.extend(sequence.table, tokens):
             victim = self.running.pop()
             self._release(victim)
@@ -92,7 +92,7 @@ class Scheduler:
         return True
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Pages for everything that is wanted now, not just the first chunk: half a prompt must not evict another half."""
+        """Pages for all that is wanted now, not just the first chunk: half a prompt must not evict another half."""
         prefix = self._common_prefix(sequence)
         if prefix.donor is not None:
             sequence.table = self.blocks.share(prefix.donor.table, prefix.tokens)

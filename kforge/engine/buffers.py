@@ -1,0 +1,161 @@
+"""The memory of a step for programs: activations, KV cache, axes. Allocated once for the largest step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from kforge.core.errors import KforgeError
+from kforge.engine.steps import StepInputs, StepLimits, StepShape
+from kforge.engine.weights import Weights
+from kforge.models.config import rope_tables
+from kforge.models.graph import Call, CallKind
+from kforge.models.model import Model
+from kforge.native import Arena
+from kforge.operators import get
+from kforge.operators.layouts import panel_layout
+
+KV_TYPES = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
+F32 = np.dtype(np.float32)
+_SLACK = 4096  # alignment of each array
+
+
+class Buffers:
+    """Fixed addresses whose contents change between replays.
+
+    Programs keep pointers to the arrays in ``axes``; ``set_axes`` writes a step's dynamic axes into them.
+    """
+
+    def __init__(self, model: Model, limits: StepLimits, kv: str) -> None:
+        if kv not in KV_TYPES:
+            raise KforgeError(f"Unknown element type of the KV cache '{kv}': use one of {', '.join(KV_TYPES)}.")
+        c, T, S = model.config, limits.max_tokens, limits.max_sequences
+        self._limits, self._config = limits, c
+        positions = limits.context
+        kv_type, page = KV_TYPES[kv], limits.page_tokens
+        cache = (c.layers, limits.pages, c.kv_heads)
+        shapes = {
+            "x": (T, c.hidden), "h": (T, c.hidden), "qkv": (T, c.q_size + 2 * c.kv_size), "q": (T, c.q_size),
+            "attn": (T, c.q_size), "gate_up": (T, 2 * c.intermediate), "ff": (T, c.intermediate),
+            "last": (S, c.hidden), "last_h": (S, c.hidden), "logits": (S, c.vocab),
+            "cos": (positions, c.head_dim // 2), "sin": (positions, c.head_dim // 2),
+        }
+        integers = 4 * (3 * T + S * limits.table_width + 4 * S)
+        floats = sum(4 * math.prod(shape) + _SLACK for shape in shapes.values())
+        self._arena = Arena(floats + integers + 16 * _SLACK)
+        self._caches = Arena(2 * math.prod(cache) * c.head_dim * page * kv_type.itemsize + 2 * _SLACK)
+        self.inputs = StepInputs(limits, self._arena.take)
+        self.greedy = self._arena.take((S,), np.int32)
+        self._named = {name: self._arena.take(shape, F32, page_aligned=True) for name, shape in shapes.items()}
+        self.logits = self._named["logits"]
+        self._keys = self._caches.take((*cache, c.head_dim, page), kv_type)
+        self._values = self._caches.take((*cache, page, c.head_dim), kv_type)
+        tables = rope_tables(c, positions)
+        self._named["cos"][...], self._named["sin"][...] = tables.cos, tables.sin
+        # One array per kind of axes, so that a step costs a handful of stores however many launches it has.
+        most = StepShape(T, S, S, limits.context)
+        self._tokens, self._rows, self._gather, self._rope, self._attention = (self._axes_of(n, most) for n in _AXES)
+        self._most = [self._axes_of(name, most) for name in _AXES]
+        self._scalars = {"eps": np.array([c.rms_eps]), "scale": np.array([c.head_dim**-0.5]), "": np.zeros(0)}
+
+    def tensors(self, call: Call, weights: Weights) -> tuple[np.ndarray, ...]:
+        """Arguments of a call in launch order; parts of an unfused matrix write columns of the fused buffer."""
+        n, c, i = self._named, self._config, self.inputs
+        bias = (weights.vector(call.biases),) if call.biases else ()
+        match call.kind:
+            case CallKind.EMBED:
+                return i.ids, self._weight(call, weights), n["x"]
+            case CallKind.ATTN_NORM | CallKind.FFN_NORM:
+                return n["x"], weights.vector(call.weights), n["h"]
+            case CallKind.QKV:
+                return n["h"], self._weight(call, weights), *bias, n["qkv"]
+            case CallKind.Q:
+                return n["h"], self._weight(call, weights), *bias, n["qkv"][:, : c.q_size]
+            case CallKind.K:
+                return n["h"], self._weight(call, weights), *bias, n["qkv"][:, c.q_size : c.q_size + c.kv_size]
+            case CallKind.V:
+                return n["h"], self._weight(call, weights), *bias, n["qkv"][:, c.q_size + c.kv_size :]
+            case CallKind.ROPE:
+                layer = call.layer or 0
+                tables = n["cos"], n["sin"]
+                return n["qkv"], i.positions, i.slots, *tables, n["q"], self._keys[layer], self._values[layer]
+            case CallKind.ATTENTION:
+                layer = call.layer or 0
+                cache = self._keys[layer], self._values[layer]
+                return n["q"], *cache, i.block_table, i.query_start, i.context, n["attn"]
+            case CallKind.O:
+                return n["attn"], self._weight(call, weights), *bias, n["x"], n["x"]
+            case CallKind.GATE_UP:
+                return n["h"], self._weight(call, weights), n["ff"]
+            case CallKind.GATE:
+                return n["h"], self._weight(call, weights), n["gate_up"][:, : c.intermediate]
+            case CallKind.UP:
+                return n["h"], self._weight(call, weights), n["gate_up"][:, c.intermediate :]
+            case CallKind.SILU:
+                return n["gate_up"], n["ff"]
+            case CallKind.DOWN:
+                return n["ff"], self._weight(call, weights), n["x"], n["x"]
+            case CallKind.GATHER:
+                return n["x"], i.index, n["last"]
+            case CallKind.FINAL_NORM:
+                return n["last"], weights.vector(call.weights), n["last_h"]
+            case CallKind.HEAD:
+                return n["last_h"], self._weight(call, weights), n["logits"]
+            case CallKind.ARGMAX:
+                return n["logits"], self.greedy
+
+    def axes(self, call: Call) -> np.ndarray:
+        """The live array of the call's dynamic axes."""
+        match call.kind:
+            case CallKind.GATHER:
+                return self._gather
+            case CallKind.ROPE:
+                return self._rope
+            case CallKind.ATTENTION:
+                return self._attention
+        return self._rows if call.kind.per_sequence else self._tokens
+
+    def max_axes(self, call: Call) -> np.ndarray:
+        """The largest axes that the call may ever get: what its scratch is reserved for."""
+        live = (self._tokens, self._rows, self._gather, self._rope, self._attention)
+        return next(most for array, most in zip(live, self._most, strict=True) if array is self.axes(call))
+
+    def set_axes(self, shape: StepShape) -> None:
+        self._tokens[0] = shape.tokens
+        self._rows[0] = shape.rows
+        self._gather[0] = shape.rows
+        self._gather[1] = shape.tokens
+        self._rope[0] = shape.tokens
+        self._attention[0] = shape.tokens
+        self._attention[1] = shape.sequences
+        self._attention[4] = shape.max_context
+
+    def dynamic(self, call: Call, shape: StepShape) -> dict[str, int]:
+        """Dynamic axes by name for a step of this shape, as look-ups want them."""
+        names = get(call.problem.operator).dynamic_axes
+        values = self._axis_values(shape)
+        values["T"] = values["M"] = shape.rows if call.kind.per_sequence else shape.tokens
+        if call.kind is CallKind.GATHER:
+            values["T"] = shape.tokens
+        return {name: values[name] for name in names}
+
+    def scalars(self, call: Call) -> np.ndarray:
+        return self._scalars["".join(get(call.problem.operator).scalar_names)]
+
+    def _weight(self, call: Call, weights: Weights) -> np.ndarray:
+        layout = panel_layout(call.problem.int("rows"), gate_up=call.kind is CallKind.GATE_UP)
+        return weights.matrix(call.weights, layout)
+
+    def _axis_values(self, shape: StepShape) -> dict[str, int]:
+        limits = self._limits
+        return {"T": shape.tokens, "M": shape.tokens, "S": shape.sequences, "R": shape.rows, "B": limits.table_width,
+                "pages": limits.pages, "positions": limits.context, "max_context": shape.max_context}
+
+    def _axes_of(self, names: tuple[str, ...], shape: StepShape) -> np.ndarray:
+        values = self._axis_values(shape)
+        return np.array([values[name] for name in names], np.int64)
+
+
+# Declared order of the dynamic axes (docs/architecture.md), by kind of call: tokens, rows, gather, rope, attention.
+_AXES = (("T",), ("R",), ("R", "T"), ("T", "pages", "positions"), ("T", "S", "B", "pages", "max_context"))

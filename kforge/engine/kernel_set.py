@@ -1,0 +1,185 @@
+"""Which kernel serves which problem: the engine's view of templates and registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from kforge.backends import templates
+from kforge.backends.cpp import admission
+from kforge.backends.cpp.build import build
+from kforge.core.errors import KforgeError
+from kforge.core.image import Image
+from kforge.core.kernel import Tier
+from kforge.core.target import Target
+from kforge.core.trial import Artifact, Candidate, Failure, NumericsClass
+from kforge.core.workload import Problem
+
+if TYPE_CHECKING:
+    from kforge.registry.snapshot import Snapshot
+    from kforge.registry.store import Store
+
+DEFAULT_ROWS = 32
+
+
+@dataclass(frozen=True)
+class ChosenKernel:
+    """An admitted kernel and where it came from."""
+
+    image: Image
+    candidate_hash: str
+    template: str
+    numerics: NumericsClass
+    tier: Tier
+
+
+class KernelSet(Protocol):
+    """Chooses kernels; the same question gets the same answer for as long as the set lives."""
+
+    name: str
+    target: Target
+
+    def rows(self, weight: Problem) -> int:
+        """Panel height of a packed weight; ``weight`` is its problem without ``rows``."""
+
+    def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
+        """The kernel for these axes. ``KforgeError`` naming the problem when there is none."""
+
+
+class DefaultKernels:
+    """Shipped templates at their defaults: for each problem the most demanding template that fits the target.
+
+    What a template requires of the target is a measure of how much of it it uses. Only exact templates serve. Builds
+    are cached on disk by hash; every artifact is admitted again when it is loaded.
+    """
+
+    name = "default"
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._chosen: dict[Problem, ChosenKernel] = {}
+        self._templates: dict[str, list[templates.Template]] = {}
+
+    def rows(self, weight: Problem) -> int:
+        return DEFAULT_ROWS
+
+    def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
+        if problem not in self._chosen:
+            self._chosen[problem] = self._make(problem)
+        return self._chosen[problem]
+
+    def _make(self, problem: Problem) -> ChosenKernel:
+        refused = []
+        for template in self._ordered(problem.operator):
+            if reason := template.applies(problem, self.target):
+                refused.append(f"{template.path}: {reason}")
+                continue
+            candidate = template.render(problem, self.target, template.defaults(problem, self.target))
+            made = _build(candidate, self.target)
+            if isinstance(made, Failure):
+                refused.append(f"{template.path}: {made.kind}: {made.reason}")
+                continue
+            return ChosenKernel(made, candidate.hash, template.path, candidate.numerics, Tier.DEFAULT)
+        reasons = "; ".join(refused) or "no template is shipped for this operator"
+        raise KforgeError(f"No kernel for {problem.key} on {self.target.name}: {reasons}. Or run --kernels none.")
+
+    def _ordered(self, operator: str) -> list[templates.Template]:
+        if operator not in self._templates:
+            exact = [t for t in templates.load(operator) if t.numerics is NumericsClass.EXACT and t.backend == "cpp"]
+            self._templates[operator] = sorted(exact, key=lambda t: (-len(t.requires), t.path))
+        return self._templates[operator]
+
+
+class TunedKernels:
+    """What the registry serves on this target; the default where it has nothing, or nothing exact."""
+
+    name = "tuned"
+
+    def __init__(self, snapshot: Snapshot, store: Store, default: KernelSet) -> None:
+        from kforge.registry.ask import asker
+
+        self.target = default.target
+        self._snapshot, self._store, self._default = snapshot, store, default
+        self._asker = asker(default.target)
+        self._images: dict[str, Image] = {}
+
+    def rows(self, weight: Problem) -> int:
+        settled = self._snapshot.settled(weight, self.target.identity)
+        return settled.rows if settled and settled.rows else self._default.rows(weight)
+
+    def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
+        from kforge.operators import get
+        from kforge.registry.lookup import lookup
+
+        answer = lookup(self._snapshot, problem, dynamic, self._asker, get(problem.operator).bucket)
+        kernel = answer.kernel
+        if kernel is None or kernel.numerics is not NumericsClass.EXACT:
+            return self._default.choose(problem, dynamic)
+        if kernel.artifact_hash not in self._images:
+            self._images[kernel.artifact_hash] = _admit(self._store.get(kernel.artifact_hash), kernel.candidate_hash)
+        image = self._images[kernel.artifact_hash]
+        return ChosenKernel(image, kernel.candidate_hash, kernel.template, kernel.numerics, answer.tier)
+
+
+class Overlay:
+    """A set in which some problems (by key) are another set's: leaving one kernel out, or trying one."""
+
+    def __init__(self, base: KernelSet, instead: Mapping[str, KernelSet], name: str = "overlay") -> None:
+        self.name = name
+        self.target = base.target
+        self._base, self._instead = base, dict(instead)
+
+    def rows(self, weight: Problem) -> int:
+        """The base's: a replacement must consume the layout that is there."""
+        return self._base.rows(weight)
+
+    def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
+        return self._instead.get(problem.key, self._base).choose(problem, dynamic)
+
+
+class OneKernel:
+    """A candidate that was just built, for every problem that it is asked for: what ``Overlay`` tries."""
+
+    name = "one"
+
+    def __init__(self, candidate: Candidate, artifact: Artifact, target: Target) -> None:
+        self.target = target
+        image = _admit(artifact.data, candidate.hash)
+        self._kernel = ChosenKernel(image, candidate.hash, candidate.template, candidate.numerics, Tier.EXACT)
+
+    def rows(self, weight: Problem) -> int:
+        return DEFAULT_ROWS
+
+    def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
+        return self._kernel
+
+
+def named(name: str, target: Target | None = None) -> KernelSet:
+    """The set called "default" or "tuned" on this machine (or ``target``)."""
+    if target is None:
+        from kforge.targets.files import load_target
+
+        target = load_target("host")
+    default = DefaultKernels(target)
+    if name == "default":
+        return default
+    if name == "tuned":
+        from kforge.core.paths import data_dir
+        from kforge.registry.ask import open_snapshot
+        from kforge.registry.store import Store
+
+        return TunedKernels(open_snapshot(), Store(data_dir() / "store"), default)
+    raise KforgeError(f"Unknown kernels '{name}': use none, default or tuned.")
+
+
+def _build(candidate: Candidate, target: Target) -> Image | Failure:
+    artifact = build(candidate, target)
+    return artifact if isinstance(artifact, Failure) else admission.admit(artifact.data)
+
+
+def _admit(data: bytes, name: str) -> Image:
+    image = admission.admit(data)
+    if isinstance(image, Failure):
+        raise KforgeError(f"Kernel {name} is refused: {image.reason}. Run: kforge kernels verify.")
+    return image

@@ -1,0 +1,121 @@
+"""Steps as programs of kernels: built once per bucket, replayed with one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kforge.core.workload import Problem
+from kforge.engine.buffers import Buffers
+from kforge.engine.kernel_set import ChosenKernel, KernelSet
+from kforge.engine.memory import require_memory
+from kforge.engine.runner import KernelUse, LaunchTime, RunnerOptions
+from kforge.engine.steps import StepLimits, StepShape
+from kforge.engine.weights import Weights, with_rows
+from kforge.models.graph import Call, StepOptions, step_calls
+from kforge.models.model import Model
+from kforge.models.roles import Matrix, roles_of, shape_of
+from kforge.native import Kernel, Program, Team
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """What programs are looked up by. Context is rounded up to a power of two, or every step would be a new point."""
+
+    tokens: int
+    sequences: int
+    rows: int
+    context: int
+
+
+@dataclass(frozen=True)
+class _Built:
+    program: Program
+    chosen: tuple[ChosenKernel, ...]  # by launch
+    calls: tuple[Call, ...]  # by launch
+
+
+class NativeRunner:
+    """Runs steps with kernels of a ``KernelSet``; see ``kforge.engine.runner.Runner``."""
+
+    def __init__(self, model: Model, kernels: KernelSet, limits: StepLimits, options: RunnerOptions) -> None:
+        kv, rows = options.kv, options.rows
+        config = model.config
+        stored = sum(model.format(r.role, r.layer).traits.bits_per_weight / 8 * np.prod(shape_of(config, r.role))
+                     for r in roles_of(config) if isinstance(r.role, Matrix))
+        cache = limits.pages * limits.page_tokens * config.kv_bytes_per_token(4 if kv == "f32" else 2)
+        require_memory(config.name, int(stored * 1.05), cache)
+        self._kernels = kernels
+        self._team = Team(options.threads or kernels.target.cores)
+        calls = step_calls(model, StepOptions(kv=kv, page=limits.page_tokens, act=options.act))
+        self._calls = with_rows(calls, kernels.rows if rows is None else lambda _: rows)
+        self.buffers = Buffers(model, limits, kv)
+        self.inputs, self.greedy, self.logits = self.buffers.inputs, self.buffers.greedy, self.buffers.logits
+        weights = Weights(model)
+        self._tensors = [self.buffers.tensors(call, weights) for call in self._calls]
+        self._loaded: dict[str, Kernel] = {}
+        self._built: dict[tuple[str, ...], _Built] = {}
+        self._at: dict[_Point, Program] = {}
+        self._last: Program | None = None
+
+    def run(self, shape: StepShape) -> None:
+        point = _Point(shape.tokens, shape.sequences, shape.rows, 1 << (shape.max_context - 1).bit_length())
+        program = self._at.get(point)
+        if program is None:
+            program = self._at[point] = self._program(point)
+        self.buffers.set_axes(shape)
+        program.run()
+        self._last = program
+
+    def kernels_used(self) -> list[KernelUse]:
+        counts: dict[tuple[str, str], int] = {}
+        first: dict[tuple[str, str], tuple[ChosenKernel, Call]] = {}
+        for built in self._built.values():
+            for kernel, call, calls in zip(built.chosen, built.calls, built.program.calls, strict=True):
+                key = (call.problem.key, kernel.candidate_hash)
+                if calls:
+                    counts[key] = counts.get(key, 0) + calls
+                    first.setdefault(key, (kernel, call))
+        return [KernelUse(key[0], call.label, key[1], k.template, k.tier.value, k.numerics.value, counts[key])
+                for key, (k, call) in first.items()]
+
+    def profile(self, replays: int = 20) -> list[LaunchTime]:
+        """Median seconds of every launch of the program that ran last, repeated on its last inputs."""
+        built = next((b for b in self._built.values() if b.program is self._last), None)
+        if built is None:
+            return []
+        times = built.program.profile(replays)
+        return [LaunchTime(c.label, c.problem.key, t) for c, t in zip(built.calls, times, strict=True)]
+
+    def close(self) -> None:
+        for built in self._built.values():
+            built.program.close()
+        self._team.close()
+
+    def _program(self, point: _Point) -> Program:
+        """The program of the kernels that this point wants; points that want the same share it."""
+        wanted = [i for i, call in enumerate(self._calls) if point.rows or not call.kind.per_sequence]
+        longest = min(point.context, self.inputs.limits.context)
+        shape = StepShape(point.tokens, point.sequences, point.rows, longest)
+        chosen: dict[tuple[Problem, bool], ChosenKernel] = {}
+        for i in wanted:
+            call = self._calls[i]
+            key = (call.problem, call.kind.per_sequence)
+            if key not in chosen:
+                chosen[key] = self._kernels.choose(call.problem, self.buffers.dynamic(call, shape))
+        identity = (str(bool(point.rows)), *(kernel.candidate_hash for kernel in chosen.values()))
+        if identity not in self._built:
+            kernels = tuple(chosen[self._calls[i].problem, self._calls[i].kind.per_sequence] for i in wanted)
+            program = Program(self._team)
+            for i, kernel in zip(wanted, kernels, strict=True):
+                call = self._calls[i]
+                program.add(self._load(kernel), self._tensors[i], self.buffers.axes(call), self.buffers.scalars(call),
+                            label=call.label, max_axes=self.buffers.max_axes(call))
+            self._built[identity] = _Built(program, kernels, tuple(self._calls[i] for i in wanted))
+        return self._built[identity].program
+
+    def _load(self, kernel: ChosenKernel) -> Kernel:
+        if kernel.candidate_hash not in self._loaded:
+            self._loaded[kernel.candidate_hash] = Kernel(kernel.image)
+        return self._loaded[kernel.candidate_hash]

@@ -1,0 +1,58 @@
+"""What the engine asks of whatever computes a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kforge.engine.steps import StepInputs, StepShape
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """Proof of engagement: a kernel that ran, for what, and how often."""
+
+    problem: str  # Problem.key
+    label: str  # first call that it serves, for instance "layers.0.qkv"
+    hash: str  # candidate hash; "torch" for the reference
+    template: str
+    tier: str  # tier of the look-up; "default" for shipped templates
+    numerics: str
+    calls: int
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """Choices that hold for the life of an engine; see ``Engine``."""
+
+    threads: int | None = None
+    kv: str = "bf16"
+    act: str = "a8"
+    rows: int | None = None
+    torch_dtype: str = "f32"
+
+
+@dataclass(frozen=True)
+class LaunchTime:
+    """Seconds of one launch of a program, its closing barrier included."""
+
+    label: str
+    problem: str
+    seconds: float
+
+
+class Runner(Protocol):
+    """Computes steps: the engine fills ``inputs``, calls ``run``, reads row r of ``greedy`` and ``logits``."""
+
+    inputs: StepInputs
+    greedy: np.ndarray  # i32[max_sequences]
+    logits: np.ndarray  # f32[max_sequences, V]
+
+    def run(self, shape: StepShape) -> None:
+        """Computes one step; nothing of ``inputs`` is read after it returns."""
+
+    def kernels_used(self) -> list[KernelUse]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,77 @@
+"""Weights as kernels want them: packed once, in huge pages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from kforge.core.layout import Layout
+from kforge.core.workload import Problem
+from kforge.models.graph import Call
+from kforge.models.model import Model
+from kforge.models.roles import WeightRef
+from kforge.native import Arena
+from kforge.operators import layouts
+
+_CHUNK = 64 << 20  # arenas grow by this; a larger tensor gets one of its own size
+
+RowsOf = Callable[[Problem], int]
+
+
+class Weights:
+    """Packed matrices and float32 vectors by (tensors, layout): a tied head and the embedding share one copy."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._arena = Arena(_CHUNK)
+        self._packed: dict[tuple[tuple[WeightRef, ...], Layout | None], np.ndarray] = {}
+
+    def matrix(self, refs: tuple[WeightRef, ...], layout: Layout) -> np.ndarray:
+        """u8[bytes]: the matrices one below the other, packed."""
+        key = (refs, layout)
+        if key not in self._packed:
+            parts = [self._model.tensor(ref.role, ref.layer) for ref in refs]
+            whole = parts[0] if len(parts) == 1 else layouts.concat(parts)
+            self._packed[key] = self._keep(layouts.pack(whole, layout))
+        return self._packed[key]
+
+    def vector(self, refs: tuple[WeightRef, ...]) -> np.ndarray:
+        """f32[n]: the vectors one after the other."""
+        key = (refs, None)
+        if key not in self._packed:
+            parts = [np.asarray(self._model.tensor(ref.role, ref.layer), np.float32) for ref in refs]
+            self._packed[key] = self._keep(np.concatenate(parts))
+        return self._packed[key]
+
+    @property
+    def bytes(self) -> int:
+        return sum(a.nbytes for a in self._packed.values())
+
+    def _keep(self, data: np.ndarray) -> np.ndarray:
+        if self._arena.used + data.nbytes + 4096 > self._arena.bytes:
+            self._arena = Arena(max(_CHUNK, data.nbytes))
+        place = self._arena.take(data.shape, data.dtype, page_aligned=True)
+        place[...] = data
+        return place
+
+
+def with_rows(calls: list[Call], rows: RowsOf) -> list[Call]:
+    """The calls with each packed weight's panel height filled in; calls that share a tensor share its height.
+
+    A tied head decides for the embedding, which reads a row a token where the head reads everything.
+    """
+    heights = {call.weights: rows(_without_rows(call.problem)) for call in calls if call.problem.operator == "linear"}
+    out = []
+    for call in calls:
+        if "rows" in dict(call.problem.static):
+            height = heights.get(call.weights) or rows(_without_rows(call.problem))
+            static = {**dict(call.problem.static), "rows": height}
+            call = dataclasses.replace(call, problem=Problem.of(call.problem.operator, **static))
+        out.append(call)
+    return out
+
+
+def _without_rows(problem: Problem) -> Problem:
+    return Problem(problem.operator, tuple((k, v) for k, v in problem.static if k != "rows"))
