@@ -93,10 +93,10 @@ class GGUFModel(Model):
         return FORMATS[info.type]
 
     def _matrix(self, role: Matrix, layer: int | None) -> QuantizedWeight:
-        from kforge.operators.layouts import QuantizedWeight
+        from kforge.operators.layouts import from_gguf
 
         info = self._info(role, layer)
-        return QuantizedWeight.from_gguf(self._stored_format(role, layer), self._bytes(info), info.shape)
+        return from_gguf(self._bytes(info), self._stored_format(role, layer), *info.shape)
 
     def _vector(self, role: Vector, layer: int | None) -> np.ndarray:
         return _vector(self.path, self.header, self._info(role, layer))

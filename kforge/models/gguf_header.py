@@ -30,7 +30,7 @@ Value = int | float | bool | str | list
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """``shape`` is row-major, outermost first (the file has it the other way round); ``offset`` from the file's start."""
+    """``shape`` is row-major, outermost first (the file has it reversed); ``offset`` from the file's start."""
 
     name: str
     type: GGMLQuantizationType

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # tokenizer.ggml.token_type, as the GGUF specification numbers them
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_ABSENT = "\ue000 no such byte"  # no text's bytes are spelled like this
 
 
 def tokenizer_of(path: Path, header: Header, config: ModelConfig) -> Tokenizer:
@@ -37,12 +38,13 @@ def tokenizer_of(path: Path, header: Header, config: ModelConfig) -> Tokenizer:
     specials = [SpecialToken(i, texts[i], i in control) for i in sorted(control | user) if texts[i]]
     if kind == "gpt2":
         rule = _rule(path, fields.get("tokenizer.ggml.pre", "default"))
-        encoder = PartitioningEncoder(_byte_level(path, texts, fields.get("tokenizer.ggml.merges"), rule), specials)
+        backend = _byte_level(path, texts, fields.get("tokenizer.ggml.merges"), rule)
+        encoder = PartitioningEncoder(backend, specials, len(texts))
         style, default_bos = PieceStyle.BYTE_LEVEL, rule.add_bos
     else:
         scores = fields.get("tokenizer.ggml.scores")
         prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-        encoder = PartitioningEncoder(_sentence_piece(path, texts, scores, kinds), specials, prefix)
+        encoder = PartitioningEncoder(_sentence_piece(path, texts, scores, kinds), specials, len(texts), prefix)
         style, default_bos = PieceStyle.SENTENCE_PIECE, True
     chat = None
     if config.chat_template is not None:
@@ -64,8 +66,11 @@ def _byte_level(path: Path, texts: list[str], merges: object, rule: PreTokenizer
         raise KforgeError(f"{path}: 'tokenizer.ggml.merges' is missing.")
     pairs = [tuple(m.split(" ", 1)) if m[:1] != " " else (" ", m[2:]) for m in merges]
     vocab = {text: i for i, text in reversed(list(enumerate(texts)))}  # the first of equal texts wins
+    # A byte that the vocabulary lacks yields no token, yet keeps its neighbours apart while merging: it becomes an id
+    # beyond the vocabulary, which the encoder drops.
+    vocab[_ABSENT] = len(texts)
     try:
-        backend = Backend(models.BPE(vocab=vocab, merges=pairs, ignore_merges=rule.ignore_merges))
+        backend = Backend(models.BPE(vocab=vocab, merges=pairs, unk_token=_ABSENT, ignore_merges=rule.ignore_merges))
     except Exception as error:  # the package raises bare Exception
         raise KforgeError(f"{path}: vocabulary and merges do not fit together ({error}).") from error
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]

@@ -82,11 +82,11 @@ class SafetensorsModel(Model):
         return FORMATS[self._stored(role, layer).dtype]
 
     def _matrix(self, role: Matrix, layer: int | None) -> QuantizedWeight:
-        from kforge.operators.layouts import QuantizedWeight
+        from kforge.operators.layouts import from_gguf
 
         stored = self._stored(role, layer)
         # A float matrix is the same row-major bytes here as in a GGUF file.
-        return QuantizedWeight.from_gguf(FORMATS[stored.dtype], stored.data, stored.shape)
+        return from_gguf(stored.data, FORMATS[stored.dtype], *stored.shape)
 
     def _vector(self, role: Vector, layer: int | None) -> np.ndarray:
         stored = self._stored(role, layer)

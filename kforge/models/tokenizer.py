@@ -40,11 +40,13 @@ class SpecialToken:
 class PartitioningEncoder:
     """Cuts special tokens out of the text first, longest first, then encodes each fragment alone, as llama.cpp does.
 
-    ``prefix_space``: a space goes before a fragment at the start or after a special token (sentence-piece files).
+    Ids from ``size`` on are dropped. ``prefix_space``: a space goes before a fragment at the start or after a special
+    token (sentence-piece files).
     """
 
-    def __init__(self, backend: Backend, specials: Sequence[SpecialToken], prefix_space: bool = False) -> None:
-        self._backend, self._prefix_space = backend, prefix_space
+    def __init__(self, backend: Backend, specials: Sequence[SpecialToken], size: int,
+                 prefix_space: bool = False) -> None:
+        self._backend, self._size, self._prefix_space = backend, size, prefix_space
         self._specials = sorted(specials, key=lambda s: -len(s.text.encode()))
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
@@ -59,7 +61,8 @@ class PartitioningEncoder:
                 ids.append(fragment)
             else:
                 prefix = " " if self._prefix_space and after_special else ""
-                ids += self._backend.encode(prefix + fragment, add_special_tokens=False).ids
+                encoded = self._backend.encode(prefix + fragment, add_special_tokens=False).ids
+                ids += [i for i in encoded if i < self._size]
             after_special = isinstance(fragment, int)
         return ids
 
@@ -113,7 +116,7 @@ class Vocabulary:
         if token in self.literal:
             return text.encode()
         if self.style is PieceStyle.BYTE_LEVEL:
-            return b"".join(_BYTES.get(c) or c.encode() for c in text)
+            return b"".join(BYTE_CHARACTERS.get(c) or c.encode() for c in text)
         if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             return bytes([int(text[3:5], 16)])
         return text.replace("\u2581", " ").encode()
@@ -147,7 +150,7 @@ class Tokenizer:
     chat: ChatTemplate | None
 
     def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]:
-        """Token ids. ``add_bos`` None: as the file says. ``parse_special``: the text of a control token is that token."""
+        """Token ids. ``add_bos`` None: as the file says. ``parse_special``: texts of control tokens are those."""
         ids = self.encoder.encode(text, parse_special)
         wanted = self.add_bos if add_bos is None else add_bos
         return [self.bos_id, *ids] if wanted and self.bos_id is not None else ids
@@ -178,4 +181,4 @@ def _byte_map() -> dict[str, bytes]:
     return {chr(b): bytes([b]) for b in printable} | {chr(256 + i): bytes([b]) for i, b in enumerate(others)}
 
 
-_BYTES = _byte_map()
+BYTE_CHARACTERS = _byte_map()

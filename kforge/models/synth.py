@@ -1,0 +1,192 @@
+"""Writes GGUF files with random weights at the shapes of well-known models: speed does not depend on the values."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from kforge.core.dtypes import WeightFormat
+from kforge.core.errors import KforgeError
+from kforge.models.config import Family, RopeScaling
+from kforge.models.gguf_file import FORMATS, tensor_name
+from kforge.models.roles import Matrix, Vector, WeightRef, roles_of, shape_of
+from kforge.models.synth_plan import FileFormat, SynthPlan, plan
+from kforge.models.synth_vocab import CHAT_TEMPLATE, CONTROL, synth_vocab
+
+_GGML = {ours: theirs for theirs, ours in FORMATS.items()}
+_FILE_TYPES = {
+    FileFormat.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0, FileFormat.Q4_1: gguf.LlamaFileType.MOSTLY_Q4_1,
+    FileFormat.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0, FileFormat.Q4_K_M: gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    FileFormat.BF16: gguf.LlamaFileType.MOSTLY_BF16, FileFormat.F16: gguf.LlamaFileType.MOSTLY_F16,
+}
+_CHUNK_BYTES = 1 << 24
+
+
+def synth(name: str, file_format: str, path: Path, layers: int | None = None, seed: int = 0) -> SynthPlan:
+    """Writes the file (first beside it, then renamed) and returns what was written.
+
+    Weights have a standard deviation of about 1/sqrt(K), so activations stay finite. Raises ``KforgeError`` for an
+    unknown shape or format and when the file cannot be written.
+    """
+    what = plan(name, file_format, layers)
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(what, part, seed)
+        part.replace(path)
+    except OSError as error:
+        raise KforgeError(f"{path}: cannot be written ({error}).") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return what
+
+
+def _write(what: SynthPlan, path: Path, seed: int) -> None:
+    config = what.config
+    writer = gguf.GGUFWriter(path, config.family.value)
+    _metadata(writer, what)
+    tensors = _tensors(what)
+    for tensor in tensors:
+        bytes_ = math.prod(tensor.shape) // tensor.format.traits.file_block * tensor.format.traits.file_bytes
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), bytes_, _GGML[tensor.format])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(seed)
+    for tensor in tensors:
+        writer.write_tensor_data(tensor.data(rng))
+    writer.close()
+
+
+def _metadata(writer: gguf.GGUFWriter, what: SynthPlan) -> None:
+    c = what.config
+    writer.add_name(f"{c.name} with random weights")
+    writer.add_file_type(_FILE_TYPES[what.file_format])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_block_count(c.layers)
+    writer.add_context_length(c.context_length)
+    writer.add_embedding_length(c.hidden)
+    writer.add_feed_forward_length(c.intermediate)
+    writer.add_head_count(c.heads)
+    writer.add_head_count_kv(c.kv_heads)
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_layer_norm_rms_eps(c.rms_eps)
+    writer.add_rope_freq_base(c.rope.theta)
+    writer.add_rope_dimension_count(c.head_dim)
+    writer.add_vocab_size(c.vocab)
+    vocab = synth_vocab(c.vocab)
+    control = c.vocab - len(CONTROL)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2" if c.family is Family.QWEN3 else "llama-bpe")
+    writer.add_token_list(vocab.texts)
+    writer.add_token_types([gguf.TokenType.CONTROL if i >= control else gguf.TokenType.NORMAL for i in range(c.vocab)])
+    writer.add_token_merges(vocab.merges)
+    writer.add_bos_token_id(vocab.id("<|begin_of_text|>"))
+    writer.add_eos_token_id(vocab.id("<|eot_id|>"))
+    writer.add_add_bos_token(c.family is Family.LLAMA)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+class _Random:
+    """A random matrix."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], format: WeightFormat) -> None:
+        self.name, self.shape, self.format = name, shape, format
+
+    def data(self, rng: np.random.Generator) -> np.ndarray:
+        return random_bytes(rng, self.format, math.prod(self.shape), self.shape[-1])
+
+
+class _Fixed:
+    """A float32 vector with given values."""
+
+    format = WeightFormat.F32
+
+    def __init__(self, name: str, values: np.ndarray) -> None:
+        self.name, self.shape, self.values = name, values.shape, values.astype(np.float32)
+
+    def data(self, rng: np.random.Generator) -> np.ndarray:
+        return self.values
+
+
+def _tensors(what: SynthPlan) -> list[_Random | _Fixed]:
+    c = what.config
+    tensors: list[_Random | _Fixed] = []
+    if c.rope.scaling is RopeScaling.LLAMA3:
+        plain = c.rope.theta ** (-2.0 * np.arange(c.head_dim // 2) / c.head_dim)
+        tensors.append(_Fixed("rope_freqs.weight", plain / np.array(c.rope.frequencies(c.head_dim))))
+    for ref in roles_of(c):
+        tensors.append(_tensor(what, ref))
+        if c.family is Family.QWEN3 and ref.role is Matrix.V:
+            ones = np.ones(c.head_dim)
+            tensors += [_Fixed(f"blk.{ref.layer}.attn_{x}_norm.weight", ones) for x in "qk"]
+    return tensors
+
+
+def _tensor(what: SynthPlan, ref: WeightRef) -> _Random | _Fixed:
+    name, shape = tensor_name(ref.role, ref.layer), shape_of(what.config, ref.role)
+    if isinstance(ref.role, Vector):
+        return _Fixed(name, np.ones(shape))
+    return _Random(name, shape, what.format(ref.role, ref.layer))
+
+
+# Standard deviation of a block's weights when its integers are uniform, in units of its (super-)scale d; where there is a
+# minimum, it is chosen so that the mean is zero.
+_SPREAD = {
+    WeightFormat.Q4_0: 4.61,  # u - 8, u of 4 bits
+    WeightFormat.Q8_0: 73.9,
+    WeightFormat.Q4_1: 4.61,
+    WeightFormat.Q4_K: 257.0,  # sc * u - 7.5 * mn, sc and mn of 6 bits
+    WeightFormat.Q5_K: 523.0,
+    WeightFormat.Q6_K: 1367.0,  # sc * (u - 32), sc of 8 bits, u of 6
+}
+
+
+def random_bytes(rng: np.random.Generator, format: WeightFormat, elements: int, columns: int) -> np.ndarray:
+    """u8: the file's bytes of a random matrix of this many elements with rows of ``columns``. Float formats: +-[1, 2) 2^e.
+
+    The integers are uniform bits; scales vary by a quarter from block to block.
+    """
+    traits = format.traits
+    scale = 1.0 / math.sqrt(columns)
+    count = elements // traits.file_block
+    out = np.empty((count, traits.file_bytes), dtype=np.uint8)
+    step = _CHUNK_BYTES // traits.file_bytes
+    for first in range(0, count, step):
+        part = out[first:first + step]
+        words = rng.integers(0, 1 << 64, size=-(-part.size // 8), dtype=np.uint64)
+        part[:] = words.view(np.uint8)[:part.size].reshape(part.shape)
+        if format.quantized:
+            _set_scales(rng, format, part, scale / _SPREAD[format])
+        else:
+            _set_exponent(format, part, scale)
+    return out.reshape(-1)
+
+
+def _set_scales(rng: np.random.Generator, format: WeightFormat, blocks: np.ndarray, d: float) -> None:
+    scales = (d * rng.uniform(0.75, 1.25, size=len(blocks))).astype(np.float16)
+    first = blocks.shape[1] - 2 if format is WeightFormat.Q6_K else 0  # q6_k keeps its scale at the block's end
+    blocks[:, first:first + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if format.traits.has_min:
+        middle = ((1 << format.traits.bits) - 1) / 2
+        # q4_1 adds its minimum, the K formats subtract theirs.
+        sign = 1.0 if format.traits.superblock else -1.0
+        minima = (scales.astype(np.float32) * np.float32(sign * middle)).astype(np.float16)
+        blocks[:, 2:4] = minima.view(np.uint8).reshape(-1, 2)
+
+
+def _set_exponent(format: WeightFormat, values: np.ndarray, scale: float) -> None:
+    """Keeps random signs and mantissas, sets the exponent so that magnitudes are about ``scale``."""
+    exponent = math.floor(math.log2(scale / 1.5))
+    if format is WeightFormat.BF16:
+        bits = values.reshape(-1).view(np.uint16)
+        bits &= 0x807F
+        bits |= (exponent + 127) << 7
+    else:
+        bits = values.reshape(-1).view(np.uint16)
+        bits &= 0x83FF
+        bits |= (exponent + 15) << 10

@@ -1,0 +1,98 @@
+"""Shapes of well-known models, and the type that llama.cpp's quantiser gives each of their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kforge.core.dtypes import WeightFormat
+from kforge.core.errors import KforgeError
+from kforge.models.config import Family, ModelConfig, Rope, RopeScaling, RopeStyle
+from kforge.models.roles import Matrix, shape_of
+
+
+class FileFormat(StrEnum):
+    """A whole file's format, which mixes tensor formats."""
+
+    Q4_0 = "q4_0"
+    Q4_1 = "q4_1"
+    Q8_0 = "q8_0"
+    Q4_K_M = "q4_k_m"
+    BF16 = "bf16"
+    F16 = "f16"
+
+
+_BASE = {FileFormat.Q4_0: WeightFormat.Q4_0, FileFormat.Q4_1: WeightFormat.Q4_1, FileFormat.Q8_0: WeightFormat.Q8_0,
+         FileFormat.Q4_K_M: WeightFormat.Q4_K, FileFormat.BF16: WeightFormat.BF16, FileFormat.F16: WeightFormat.F16}
+
+
+def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, intermediate: int, *,
+           factor: float, tied: bool) -> ModelConfig:
+    rope = Rope(500_000.0, RopeStyle.NORM, RopeScaling.LLAMA3, factor, 1.0, 4.0, 8192)
+    return ModelConfig(name, Family.LLAMA, layers, hidden, heads, kv_heads, head_dim, intermediate, vocab=128_256,
+                       context_length=131_072, rms_eps=1e-5, rope=rope, tied_head=tied)
+
+
+# Sources: the config.json files published with the models.
+_SHAPES = (
+    _llama("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, factor=32.0, tied=True),
+    _llama("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, factor=32.0, tied=True),
+    _llama("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, factor=8.0, tied=False),
+    ModelConfig("qwen3-0.6b", Family.QWEN3, 28, 1024, 16, 8, 128, 3072, vocab=151_936, context_length=40_960,
+                rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=True),
+    # Small enough for tests, with every divisibility that the K formats need.
+    replace(_llama("tiny-llama-test", 2, 256, 4, 2, 64, 512, factor=8.0, tied=True), vocab=1024, context_length=2048),
+)
+SHAPES = {config.name: config for config in _SHAPES}
+
+
+@dataclass(frozen=True)
+class SynthPlan:
+    """A model that is not written yet: enough for its graph and workloads (it is a ``graph.ModelShape``)."""
+
+    config: ModelConfig
+    file_format: FileFormat
+
+    def format(self, role: Matrix, layer: int | None = None) -> WeightFormat:
+        """What llama.cpp's quantiser stores this matrix as, without an importance matrix.
+
+        Source: the type selection of llama.cpp's llama-quant.cpp for models without experts.
+        """
+        base = _BASE[self.file_format]
+        if not base.quantized:
+            return base
+        if role is Matrix.HEAD and self.config.tied_head:
+            role = Matrix.EMBED
+        chosen = base
+        if role is Matrix.HEAD or (role is Matrix.EMBED and self.config.tied_head):
+            chosen = WeightFormat.Q8_0 if base is WeightFormat.Q8_0 else WeightFormat.Q6_K
+        elif role in (Matrix.V, Matrix.DOWN) and self.file_format is FileFormat.Q4_K_M:
+            assert layer is not None
+            chosen = WeightFormat.Q6_K if _more_bits(layer, self.config.layers) else base
+        columns = shape_of(self.config, role)[1]
+        if columns % chosen.traits.file_block == 0:
+            return chosen
+        if chosen is WeightFormat.Q6_K:
+            return WeightFormat.Q8_0
+        raise KforgeError(f"{self.config.name}: rows of {columns} cannot be stored as {self.file_format}.")
+
+
+def _more_bits(layer: int, layers: int) -> bool:
+    """The layers of a mixed file whose sensitive matrices get more bits: the outer eighths and every third between."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def plan(name: str, file_format: str, layers: int | None = None) -> SynthPlan:
+    """The named shape, cut to ``layers`` when given. Raises ``KforgeError`` for an unknown name or format."""
+    if name not in SHAPES:
+        raise KforgeError(f"No shape named '{name}' (known: {', '.join(SHAPES)}).")
+    try:
+        chosen = FileFormat(file_format.lower())
+    except ValueError:
+        raise KforgeError(f"No file format named '{file_format}' (known: {', '.join(FileFormat)}).") from None
+    config = SHAPES[name]
+    if layers is not None:
+        if not 1 <= layers <= config.layers:
+            raise KforgeError(f"{name} has {config.layers} layers; 1 to {config.layers} can be written, not {layers}.")
+        config = replace(config, layers=layers)
+    return SynthPlan(config, chosen)
