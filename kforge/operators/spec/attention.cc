@@ -1,0 +1,82 @@
+// Order specification of `paged_attention`.
+#include <algorithm>
+#include <vector>
+
+#include "cache.h"
+
+namespace {
+
+constexpr int64_t kChunk = 256;
+
+// k and v of one sequence and KV head as float32, gathered from its pages: k[D][padded], v[context][D].
+struct Gathered {
+    int64_t padded;
+    std::vector<float> k, v;
+};
+
+Gathered gather(kf::spec::CacheType type, const void *k_cache, const void *v_cache, const int32_t *table, int64_t context,
+                int64_t head, int64_t Hkv, int64_t D, int64_t P) {
+    const int64_t padded = (context + kChunk - 1) / kChunk * kChunk;
+    Gathered out{padded, std::vector<float>(D * padded), std::vector<float>(context * D)};
+    for (int64_t j = 0; j < context; ++j) {
+        const int64_t page = static_cast<int64_t>(table[j / P]) * Hkv + head;
+        for (int64_t d = 0; d < D; ++d) {
+            out.k[d * padded + j] = kf::spec::load(type, k_cache, (page * D + d) * P + j % P);
+            out.v[j * D + d] = kf::spec::load(type, v_cache, (page * P + j % P) * D + d);
+        }
+    }
+    return out;
+}
+
+// One query head over positions 0 .. count-1.
+void attend(const Gathered &kv, const float *q, int64_t count, int64_t D, float scale, float *out) {
+    float M = 0, L = 0;
+    std::vector<float> o(D);
+    for (int64_t j0 = 0; j0 < count; j0 += kChunk) {
+        const int64_t n = std::min(kChunk, count - j0);
+        float s[kChunk] = {}; // lanes beyond n are computed from zeros and not used
+        for (int64_t d = 0; d < D; ++d)
+            for (int64_t j = 0; j < kChunk; ++j) s[j] = kf::fma(q[d], kv.k[d * kv.padded + j0 + j], s[j]);
+        for (int64_t j = 0; j < n; ++j) s[j] = scale * s[j];
+        float m = s[0];
+        for (int64_t j = 1; j < n; ++j) m = std::max(m, s[j]);
+        float lanes[16] = {};
+        std::fill(o.begin(), o.end(), 0.0f);
+        for (int64_t j = 0; j < n; ++j) {
+            const float p = kf::exp(s[j] - m);
+            lanes[j % 16] += p;
+            for (int64_t d = 0; d < D; ++d) o[d] = kf::fma(p, kv.v[(j0 + j) * D + d], o[d]);
+        }
+        const float l = kf::tree_sum(lanes);
+        if (j0 == 0) {
+            M = m;
+            L = l;
+            std::copy(o.begin(), o.end(), out);
+            continue;
+        }
+        const float merged = std::max(M, m), a = kf::exp(M - merged), b = kf::exp(m - merged);
+        L = kf::fma(L, a, l * b);
+        for (int64_t d = 0; d < D; ++d) out[d] = kf::fma(out[d], a, o[d] * b);
+        M = merged;
+    }
+    for (int64_t d = 0; d < D; ++d) out[d] = out[d] / L;
+}
+
+}  // namespace
+
+extern "C" void kf_spec_paged_attention(int64_t S, int64_t B, int64_t Hq, int64_t Hkv, int64_t D, int64_t P, int64_t kv,
+                                        double scale, const float *q, const void *k_cache, const void *v_cache,
+                                        const int32_t *block_table, const int32_t *query_start, const int32_t *context,
+                                        float *out) {
+    for (int64_t s = 0; s < S; ++s) {
+        const int64_t first = query_start[s], n = query_start[s + 1] - first, c = context[s];
+        for (int64_t head = 0; head < Hkv && n > 0; ++head) {
+            const Gathered seen = gather(static_cast<kf::spec::CacheType>(kv), k_cache, v_cache, block_table + s * B, c, head,
+                                         Hkv, D, P);
+            for (int64_t i = 0; i < n; ++i)
+                for (int64_t h = head * (Hq / Hkv); h < (head + 1) * (Hq / Hkv); ++h)
+                    attend(seen, q + ((first + i) * Hq + h) * D, c - n + i + 1, D, static_cast<float>(scale),
+                           out + ((first + i) * Hq + h) * D);
+        }
+    }
+}
