@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kforge.backends import expressions, rendering
+from kforge.backends.cpp.compilers import FAMILIES
 from kforge.backends.expressions import ExpressionError
 from kforge.backends.features import KNOWN, lanes
 from kforge.backends.header import Header, Param, TemplateError, parse
@@ -25,7 +26,6 @@ __all__ = ["Param", "RenderLimits", "Template", "TemplateError", "layouts", "loa
 Params = dict[str, Attr]
 
 _MAX_POINTS = 200_000
-_FAMILY = {"g++": "gcc", "clang++": "clang"}
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _choices(param: Param, target: Target) -> tuple[Attr, ...]:
     """The choices; for ``compiler`` only those that the target has, since others would be the same candidate again."""
     if param.name != "compiler" or not target.compilers:
         return param.choices
-    present = {_FAMILY.get(compiler.name, compiler.name) for compiler in target.compilers}
+    present = {FAMILIES.get(compiler.name, compiler.name) for compiler in target.compilers}
     return tuple(choice for choice in param.choices if choice in present) or (param.default,)
 
 

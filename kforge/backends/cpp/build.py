@@ -13,17 +13,18 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import kforge.native
 from kforge.backends.cpp import compilers
 from kforge.backends.cpp.admission import examine
+from kforge.backends.cpp.elf import MAX_BYTES
 from kforge.backends.cpp.flags import flags, host_processor, is_host
+from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir
 from kforge.core.target import Compiler, Target
 from kforge.core.trial import Artifact, Candidate, CompilerReport, Failure, FailureClass
 from kforge.core.workload import stable_hash
 from kforge.harness.sandbox import Limits, Outcome, run
+from kforge.native.build import include_dir
 
-INCLUDE = Path(kforge.native.__file__).parent / "include"
 ABI_VERSION = 1
 
 _SOURCE = "kernel.cc"
@@ -73,17 +74,28 @@ def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...],
         _place_headers(work / "include")
         command = (compiler.path, *options, "-Iinclude", "-include", "kforge/freestanding.h", _SOURCE, "-o", _OUTPUT)
         begin = time.monotonic()
-        outcome = run(command, work, Limits(limits.seconds, limits.memory_bytes, limits.output_bytes))
+        outcome = run(command, work, Limits(limits.seconds, limits.memory_bytes, limits.output_bytes),
+                      compilers.toolchain(compiler))
         seconds = time.monotonic() - begin
         if failure := _failure(outcome, candidate.source, compiler, limits):
             return failure
-        data = (work / _OUTPUT).read_bytes()
+        try:
+            data = _artifact(work / _OUTPUT)
+        except OSError as error:
+            return Failure(FailureClass.COMPILE, f"{compiler.name} left no object: {error.strerror}", outcome.text[-2000:])
     found = examine(data)
     if isinstance(found, Failure):
         return found
     report = CompilerReport(f"{compiler.name} {compiler.version}", options, seconds, found.facts.text_bytes,
                             found.facts.spills, found.facts.mix, "\n".join(filter(None, [note, outcome.text[:4000]])))
     return Artifact("cpp", candidate.hash, data, ABI_VERSION, report)
+
+
+def _artifact(path: Path) -> bytes:
+    """What the compiler left. The folder was its to write: a link must not lead the reader elsewhere."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 def _failure(outcome: Outcome, source: str, compiler: Compiler, limits: BuildLimits) -> Failure | None:
@@ -118,17 +130,17 @@ def _excerpt(error: re.Match[str], source: str) -> str:
 def _place_headers(to: Path) -> None:
     """kforge's headers, copied: the compiler can read nothing outside its own folder and the toolchain."""
     for header in _headers():
-        copy = to / header.relative_to(INCLUDE)
+        copy = to / header.relative_to(include_dir())
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(header.read_bytes())
 
 
 def _headers() -> list[Path]:
-    return sorted(INCLUDE.rglob("*.h"))
+    return sorted(include_dir().rglob("*.h"))
 
 
 def _key(source: str, options: tuple[str, ...], compiler: Compiler, target: Target) -> str:
-    headers = [[str(h.relative_to(INCLUDE)), _file_hash(h, h.stat().st_mtime_ns)] for h in _headers()]
+    headers = [[str(h.relative_to(include_dir())), _file_hash(h, h.stat().st_mtime_ns)] for h in _headers()]
     tuned = host_processor()[0] if is_host(target) else ""  # what -mtune=native means
     return stable_hash([source, list(options), asdict(compiler), headers, ABI_VERSION, tuned], 40)
 
@@ -164,7 +176,5 @@ def _save(store: Path, key: str, artifact: Artifact) -> None:
                 file.write(content)
             os.replace(temporary, store / name)
     except OSError as error:
-        from kforge.core.errors import KforgeError
-
         raise KforgeError(f"cannot write the artifact cache {store}: {error.strerror}; set KFORGE_CACHE to a folder "
                           "with space that you may write to") from None

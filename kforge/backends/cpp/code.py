@@ -46,7 +46,8 @@ _COMPUTE = frozenset({
 _FORBIDDEN = frozenset({
     "ldmxcsr", "vldmxcsr", "popf", "popfd", "popfq", "std", "hlt", "in", "insb", "insw", "insd", "out", "outsb",
     "outsw", "outsd", "retf", "iret", "iretd", "iretq", "lss", "lfs", "lgs", "sldt", "str", "sgdt", "sidt", "smsw",
-    "lar", "lsl", "verr", "verw", "cvtpi2ps", "cvtps2pi", "cvttps2pi", "cvtpi2pd", "cvtpd2pi", "cvttpd2pi", "movdq2q", "movq2dq",
+    "lar", "lsl", "verr", "verw", "cvtpi2ps", "cvtps2pi", "cvttps2pi", "cvtpi2pd", "cvtpd2pi", "cvttpd2pi", "movdq2q",
+    "movq2dq",
     "maskmovq", "movntq",
 })
 _VECTOR = frozenset(name for name in _COMPUTE if name.startswith(("SSE", "SSSE", "AVX", "FMA", "F16C", "GFNI")))

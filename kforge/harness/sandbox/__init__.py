@@ -1,5 +1,5 @@
-"""Locking down a child process: for the compiler here, and as C++ primitives for the harness's runner."""
+"""Confining a child process whose input is not trusted, such as a compiler reading a candidate's source."""
 
-from kforge.harness.sandbox.launch import Limits, Outcome, run
+from kforge.harness.sandbox.launch import Facts, Limits, Outcome, describe, run
 
-__all__ = ["Limits", "Outcome", "run"]
+__all__ = ["Facts", "Limits", "Outcome", "describe", "run"]

@@ -1,46 +1,116 @@
-"""Running a command locked down, with bounds, as a process group of its own."""
+"""Running a command confined: no network, one folder to write to, nothing to read but the toolchain, and bounds."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-import resource
 import signal
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from kforge.core.errors import KforgeError
+from kforge.native.build import build_program
+
+_HERE = Path(__file__).resolve().parent
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/etc/ld.so.cache", "/nix/store")
+_NOBODY = 65534
+_LAUNCHER_FAILED = 125
+_TEXT = 256 << 10  # bytes of output kept
 
 
 @dataclass(frozen=True)
 class Limits:
-    seconds: float  # of wall time; the same of CPU time for each process
+    seconds: float  # of wall time for all, and of CPU time for each process
     memory_bytes: int  # address space of each process
-    file_bytes: int  # of any file written
+    file_bytes: int  # of any file written, the command's output included
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the command ended. ``code`` is its exit status, negative for a signal; ``text`` is stdout and stderr."""
+    """How it ended: ``code`` is the exit status, negative for a signal, ``text`` the start of stdout and stderr."""
 
     code: int
     text: str
     timed_out: bool
 
 
-def run(command: tuple[str, ...], work: Path, limits: Limits) -> Outcome:
-    """Runs ``command`` in ``work``, the only folder that it may write to."""
+@dataclass(frozen=True)
+class Facts:
+    """What a confined child was seen to be kept from on this machine."""
 
-    def bound() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limits.seconds) + 1, int(limits.seconds) + 1))
-        resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
+    namespaces: bool  # own network and process ids: killed as a whole, whatever it starts
+    landlock: bool  # cannot read files outside its folders
+    seccomp: bool  # cannot make a socket
+    rlimits: bool  # cannot map more memory than its limit
+    unprivileged: bool  # runs under another uid than root's
 
-    process = subprocess.Popen(command, cwd=work, env={"PATH": "/usr/bin:/bin", "TMPDIR": str(work), "LC_ALL": "C"},
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True, preexec_fn=bound)
-    try:
-        text, _ = process.communicate(timeout=limits.seconds)
-        return Outcome(process.returncode, text.decode(errors="replace"), False)
-    except subprocess.TimeoutExpired:
+
+def run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str] = ()) -> Outcome:
+    """Runs ``command`` (the first word an absolute path) in ``work``, the only folder that it may write to.
+
+    It reads the system's programs and libraries and ``readable``. As root it runs as nobody, who is given ``work``,
+    unless nobody cannot reach the command; then as root without capabilities. What it started is dead on return.
+    Raises KforgeError when it cannot be confined or started.
+    """
+    launcher = build_program("kforge-confine", [_HERE / "confine.cc"], include_dirs=[_HERE, _HERE.parent])
+    drop = os.geteuid() == 0 and all(_reachable(path) for path in (command[0], *readable))
+    if drop:
+        _give_away(work)
+    argv = [str(launcher), str(int(limits.seconds) + 1), str(limits.memory_bytes), str(limits.file_bytes),
+            str(int(drop)), str(work), *_SYSTEM, *readable, "--", *command]
+    path = os.pathsep.join(dict.fromkeys([str(Path(command[0]).parent), "/usr/bin", "/bin"]))
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(argv, cwd=work, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                   env={"PATH": path, "TMPDIR": ".", "HOME": ".", "LC_ALL": "C", "CCACHE_DISABLE": "1"},
+                                   start_new_session=True)
+        timed_out = False
+        try:
+            process.wait(limits.seconds)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            _kill_group(process)
+        output.seek(0)
+        text = output.read(_TEXT).decode(errors="replace")
+    if process.returncode == _LAUNCHER_FAILED:
+        raise KforgeError(f"cannot run {command[0]} in the sandbox: {text.strip() or 'the launcher failed'}")
+    return Outcome(process.returncode, text, timed_out)
+
+
+@functools.cache
+def describe() -> Facts:
+    """What holds here, proven by a confined child that tries. Raises KforgeError when there is no compiler."""
+    with tempfile.TemporaryDirectory(prefix="kforge-probe-") as folder:
+        base = Path(folder)
+        base.chmod(0o755)
+        (work := base / "work").mkdir()
+        (secret := base / "secret").write_text("readable by anybody\n")
+        secret.chmod(0o644)
+        text = run(("--probe", str(secret)), work, Limits(10, 1 << 30, 1 << 20)).text
+    holds = {name: value == "1" for name, _, value in (line.partition(" ") for line in text.splitlines())}
+    return Facts(*(holds.get(name, False) for name in ("namespaces", "landlock", "seccomp", "rlimits", "unprivileged")))
+
+
+def _reachable(path: str) -> bool:
+    """Whether any user may reach ``path`` (a word that is no path is)."""
+    if not path.startswith("/"):
+        return True
+    real = Path(path).resolve()
+    return all(folder.stat().st_mode & 0o001 for folder in real.parents)
+
+
+def _give_away(work: Path) -> None:
+    """Makes nobody the owner, so that a compiler without privileges can write there."""
+    for item in (work, *work.rglob("*")):
+        os.chown(item, _NOBODY, _NOBODY, follow_symlinks=False)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills the launcher's process group; its process-id namespace takes along whatever left the group."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        text, _ = process.communicate()
-        return Outcome(process.returncode, text.decode(errors="replace"), True)
+    process.wait()
