@@ -44,6 +44,8 @@ inline void futex_wait(std::atomic<uint32_t> *word, uint32_t value) {
     syscall(SYS_futex, word, FUTEX_WAIT, value, nullptr, nullptr, 0);
 }
 
+constexpr int fault_exit = 99;  // exit status of a child whose fault handler ran; control.py knows it
+
 // What the fault handler looks at. A child has one candidate, so these are the process's.
 struct FaultMap {
     Control *control;
@@ -53,9 +55,13 @@ struct FaultMap {
 };
 inline FaultMap fault_map;
 
-// Says where the fault was, then lets the instruction fault again with the default action (SA_RESETHAND), so that the wait
-// status that the zygote sees is the kernel's word and not the candidate's.
+// Says where the first fault was and ends the process. Another thread that faults meanwhile waits for that.
+// Not the default action: it would kill at once when two threads fault together, before either has said where.
 inline void on_fault(int signal, siginfo_t *info, void *) {
+    static std::atomic<bool> taken{false};
+    if (taken.exchange(true)) {
+        for (;;) sched_yield();
+    }
     auto address = reinterpret_cast<uintptr_t>(info->si_addr);
     Control *control = fault_map.control;
     control->signal = signal;
@@ -69,12 +75,13 @@ inline void on_fault(int signal, siginfo_t *info, void *) {
         }
     }
     control->fault = fault;
+    _exit(fault_exit);
 }
 
 inline void handle_faults() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK | static_cast<int>(SA_RESETHAND);
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP}) sigaction(signal, &action, nullptr);
 }
 

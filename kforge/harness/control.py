@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 from enum import IntEnum
 
+FAULT_EXIT = 99
 MAX_TENSORS, MAX_RANK, MAX_AXES, MAX_SCALARS = 16, 8, 8, 8
 
 
@@ -78,8 +80,6 @@ class SharedMemory:
         self.size = size
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(BufferError):  # an array still looks at it; the mapping goes when that does
             self.map.close()
-        except BufferError:  # an array of a caller's still looks at it; the mapping goes when that does
-            pass
         os.close(self.fd)

@@ -19,7 +19,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.trial import Failure, FailureClass
 from kforge.harness.binaries import clock, runner
-from kforge.harness.control import ControlPage, Fault, SharedMemory, State
+from kforge.harness.control import FAULT_EXIT, ControlPage, Fault, SharedMemory, State
 from kforge.harness.slots import SlotFile
 
 _REPLY_SECONDS = 60.0
@@ -189,15 +189,17 @@ class Child:
         return self._death(status)
 
     def _death(self, status: int | None) -> Failure:
-        if status is None or not os.WIFSIGNALED(status):
+        if status is not None and os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            if number == signal.SIGSYS:
+                return Failure(FailureClass.FORBIDDEN, "the kernel made a system call", "SIGSYS")
+            if number in {signal.SIGXCPU, signal.SIGKILL}:
+                return Failure(FailureClass.TIMEOUT, "the kernel used up its processor time", _signal_name(number))
+            return Failure(FailureClass.CRASH, f"the kernel crashed with {_signal_name(number)}")
+        if status is None or os.waitstatus_to_exitcode(status) != FAULT_EXIT:
             return Failure(FailureClass.CRASH, "the kernel ended its process", f"wait status {status}")
-        number = os.WTERMSIG(status)
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        if number == signal.SIGSYS:
-            return Failure(FailureClass.FORBIDDEN, "the kernel made a system call", name)
-        if number in {signal.SIGXCPU, signal.SIGKILL}:
-            return Failure(FailureClass.TIMEOUT, "the kernel used up its processor time", name)
-        # What follows is the child's own word: good for a message, and a candidate that forges it only misnames its failure.
+        # The fault handler's record is the child's own word: a candidate that forges it only misnames its failure.
+        name = _signal_name(self.page.signal)
         at = f"{name} at address {self.page.fault_address:#x}"
         if self.page.fault == Fault.INPUT:
             return Failure(FailureClass.INPUT_MODIFIED, "the kernel wrote to an input", at)
@@ -212,3 +214,7 @@ class Child:
             self._buried = True
         del self.page
         self._control.close()
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -1,0 +1,124 @@
+"""Is a candidate right? Every gate decides; a lint never does."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kforge.core.trial import Failure, FailureClass, NumericsClass
+from kforge.harness.cases import HUGE_OPERATIONS, Answer, Answers, Case, operations
+from kforge.harness.process import POISONS, Process
+from kforge.harness.values import Mismatch, beyond_bound, differing_bits
+from kforge.operators.base import Operator, Role, TensorSpec
+
+_ALONE_OPERATIONS = HUGE_OPERATIONS // 8  # the run on one thread is left out beyond this: shapes of the bucket cover it
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """``max_error_ratio``: worst error over its bound in all cases; 0 when bits were compared."""
+
+    max_error_ratio: float
+    cases: int
+
+
+def check(process: Process, operator: Operator, numerics: NumericsClass, cases: Sequence[Case], answers: Answers,
+          threads: int) -> CheckResult | Failure:  # fmt: skip
+    """Runs every case three times: with two poisons on all threads, and on one thread. Stops at the first failure.
+
+    The runs on all threads must agree to the bit; for *exact* so must the one on a single thread, and all of them with the
+    order specification. For *relaxed* every output is within the operator's bound of the reference.
+    """
+    worst = 0.0
+    for case in cases:
+        answer = answers.get(operator, case, numerics)
+        result = check_case(process, operator, case, answer, threads)
+        if isinstance(result, Failure):
+            return result
+        worst = max(worst, result)
+    return CheckResult(worst, len(cases))
+
+
+def check_case(process: Process, operator: Operator, case: Case, answer: Answer, threads: int) -> float | Failure:
+    specs = [spec for spec in operator.tensors(case.workload) if spec.role is not Role.IN]
+    count = operations(operator, case.workload)
+    seconds = 2.0 + count / 2e7
+
+    def run(n: int, poison: int) -> dict[str, np.ndarray] | Failure:
+        fence = 1 + secrets.randbelow(255)
+        return process.run_once(case.workload, answer.inputs, n, poison, fence, case.strided, seconds)
+
+    first = run(threads, POISONS[0])
+    if isinstance(first, Failure):
+        return _at(first, case)
+    worst = judge_outputs(specs, first, answer)
+    if isinstance(worst, Failure):
+        return _at(_explained(worst, specs, first, operator, case, answer), case)
+    second = run(threads, POISONS[1])
+    if isinstance(second, Failure):
+        return _at(second, case)
+    if (different := _first_difference(specs, first, second)) is not None:
+        reason = "two runs on the same inputs differ"
+        if _is_poison(specs, different, second, POISONS[1]):
+            return _at(Failure(FailureClass.INCORRECT, "the kernel left an output element unwritten", str(different)), case)
+        return _at(Failure(FailureClass.NONDETERMINISTIC, reason, str(different)), case)
+    if threads > 1 and count <= _ALONE_OPERATIONS:
+        alone = run(1, POISONS[0])
+        if isinstance(alone, Failure):
+            return _at(alone, case)
+        if answer.bits is not None and (different := _first_difference(specs, first, alone)) is not None:
+            reason = f"runs on {threads} threads and on one differ"
+            return _at(Failure(FailureClass.NONDETERMINISTIC, reason, str(different)), case)
+        if isinstance(again := judge_outputs(specs, alone, answer), Failure):
+            return _at(again, case)
+    return worst
+
+
+def judge_outputs(specs: Sequence[TensorSpec], outputs: Mapping[str, np.ndarray], answer: Answer) -> float | Failure:
+    """Worst error over its bound, or INEXACT / INCORRECT with the first wrong element."""
+    worst = 0.0
+    for spec in specs:
+        if answer.bits is not None:
+            mismatch = differing_bits(spec.name, spec.dtype, outputs[spec.name], answer.bits[spec.name])
+            if mismatch is not None:
+                return Failure(FailureClass.INEXACT, "the output differs from the order specification", str(mismatch))
+        if answer.bounds is not None:
+            ratio = beyond_bound(spec.name, spec.dtype, outputs[spec.name], answer.bounds[spec.name])
+            if isinstance(ratio, Mismatch):
+                return Failure(FailureClass.INCORRECT, "the output is beyond the operator's error bound", str(ratio))
+            worst = max(worst, ratio)
+    return worst
+
+
+def _explained(failure: Failure, specs: Sequence[TensorSpec], outputs: Mapping[str, np.ndarray], operator: Operator,
+               case: Case, answer: Answer) -> Failure:  # fmt: skip
+    """Tells an unwritten element from a wrong one, and a wrong sum from one in another order: what a repairer needs to know."""
+    for spec in specs:
+        raw = np.ascontiguousarray(outputs[spec.name]).reshape(-1).view(np.uint8).reshape(-1, spec.dtype.size)
+        if (unwritten := np.flatnonzero((raw == POISONS[0]).all(axis=1))).size and spec.role is Role.OUT:
+            at = [int(i) for i in np.unravel_index(int(unwritten[0]), spec.shape)]
+            detail = f"{spec.name}{at} was not written ({unwritten.size} of {len(raw)} elements)"
+            return Failure(FailureClass.INCORRECT, "the kernel left output elements unwritten", detail)
+    if failure.kind is FailureClass.INEXACT:
+        bounded = judge_outputs(specs, outputs, Answer(answer.inputs, None, operator.reference(case.workload, answer.inputs)))
+        return bounded if isinstance(bounded, Failure) else failure
+    return failure
+
+
+def _first_difference(specs: Sequence[TensorSpec], a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> Mismatch | None:
+    for spec in specs:
+        if (found := differing_bits(spec.name, spec.dtype, b[spec.name], a[spec.name])) is not None:
+            return found
+    return None
+
+
+def _is_poison(specs: Sequence[TensorSpec], where: Mismatch, outputs: Mapping[str, np.ndarray], poison: int) -> bool:
+    element = outputs[where.tensor][where.index]
+    return np.asarray(element).tobytes() == bytes([poison]) * np.asarray(element).nbytes
+
+
+def _at(failure: Failure, case: Case) -> Failure:
+    return Failure(failure.kind, failure.reason, f"{failure.detail}; case: {case}" if failure.detail else f"case: {case}")

@@ -1,0 +1,208 @@
+"""One candidate through build, admission, check and timing; two candidates into pairs; pairs before the judge."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from kforge.backends.cpp.admission import admit
+from kforge.backends.cpp.build import build
+from kforge.core.errors import KforgeError
+from kforge.core.image import Image
+from kforge.core.target import Target
+from kforge.core.trial import Artifact, Candidate, Decision, Failure, NumericsClass, RejectReason, Trial, Verdict
+from kforge.core.workload import Workload
+from kforge.harness.cases import Answers, plan_cases
+from kforge.harness.check import CheckResult, check
+from kforge.harness.judge import LEAST_ZYGOTES, Rules, ShapeSample, decide, floor_of
+from kforge.harness.pairs import Contestant, ContestantFailure, PairedSample, compare, joined
+from kforge.harness.process import Process
+from kforge.harness.session import Session, TimedInputs
+from kforge.harness.timing import PAIRS, SEARCH, Plan, Stopwatch, time_candidate
+from kforge.operators import get
+from kforge.targets.roofline import time_limit
+
+_OPEN_WORKLOADS = 4  # zygotes and inputs kept ready; a tuner works on one workload at a time, in a few shapes
+_KEPT_IMAGES = 256
+
+
+@dataclass(frozen=True)
+class _Built:
+    artifact: Artifact
+    image: Image
+
+
+class Harness:
+    """Evaluates candidates on ``threads`` pinned threads of this machine. Close it: zygotes are processes.
+
+    Seeds are drawn afresh for each harness, so that no candidate can be fitted to the inputs it will be checked with; a
+    failure names the seed of its case. Not thread-safe.
+    """
+
+    def __init__(self, target: Target, threads: int, *, seed: int | None = None) -> None:
+        available = sorted(os.sched_getaffinity(0))
+        if not 1 <= threads <= len(available):
+            raise KforgeError(f"{threads} threads asked for, but this process may use {len(available)} CPUs")
+        self.target = target
+        self.threads = threads
+        self._cpus = available[:threads]
+        self._seed = secrets.randbelow(1 << 31) if seed is None else seed
+        self._answers = Answers()
+        self._timed: OrderedDict[str, TimedInputs] = OrderedDict()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._built: OrderedDict[str, _Built] = OrderedDict()
+
+    def evaluate(self, candidate: Candidate, workload: Workload, *, check: bool = True, cut_above: float | None = None,
+                 plan: Plan = SEARCH) -> Trial:  # fmt: skip
+        """Build, admit, check, time. ``cut_above``: seconds of the best so far; a clearly slower candidate is timed once."""
+        cost = get(workload.problem.operator).cost(workload)
+        trial = Trial(candidate.hash, workload.key, candidate.params, candidate.template,
+                      roofline_seconds=time_limit(cost, self.target, self.threads))  # fmt: skip
+        built = self._build(candidate)
+        if isinstance(built, Failure):
+            return replace(trial, failure=built)
+        trial = replace(trial, artifact_hash=built.artifact.hash, build_seconds=built.artifact.report.seconds)
+        session = self._session(workload)
+        process = session.start(built.image)
+        trial = replace(trial, processes=1)
+        if isinstance(process, Failure):
+            return replace(trial, failure=process)
+        try:
+            if check:
+                checked = self._check(process, session, candidate.numerics)
+                if isinstance(checked, Failure):
+                    return replace(trial, failure=checked)
+                trial = replace(trial, max_error_ratio=checked.max_error_ratio)
+            stopwatch = Stopwatch(session, process, self.threads)
+            timing = time_candidate(stopwatch, session.timed.expected(candidate.numerics), plan, cut_above)
+        finally:
+            process.close()
+        return replace(trial, failure=timing) if isinstance(timing, Failure) else replace(trial, timing=timing)
+
+    def check(self, candidate: Candidate, workload: Workload) -> CheckResult | Failure:
+        """Build, admit, check; no timing."""
+        built = self._build(candidate)
+        if isinstance(built, Failure):
+            return built
+        session = self._session(workload)
+        process = session.start(built.image)
+        if isinstance(process, Failure):
+            return process
+        try:
+            return self._check(process, session, candidate.numerics)
+        finally:
+            process.close()
+
+    def compare(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, pairs: int = 30, zygotes: int = 1,
+                first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:  # fmt: skip
+        """Interleaved pairs of both at one workload; see ``kforge.harness.pairs``."""
+        sides = []
+        for side in (candidate, incumbent):
+            built = self._build(side)
+            if isinstance(built, Failure):
+                return ContestantFailure(side.hash, built)
+            sides.append(Contestant(side.hash, built.image, side.numerics))
+        return compare(sides[0], sides[1], self._timed_inputs(workload), self._cpus, pairs=pairs, zygotes=zygotes,
+                       first_zygote=first_zygote, plan=plan)  # fmt: skip
+
+    def measure_floor(self, kernel: Candidate, workload: Workload, *, pairs: int = 30,
+                      zygotes: int = LEAST_ZYGOTES) -> float | ContestantFailure:  # fmt: skip
+        """The A/A floor at a workload: how large a gain a kernel can seem to have over itself, as a ratio minus one."""
+        sample = self.compare(kernel, kernel, workload, pairs=pairs, zygotes=zygotes)
+        return sample if isinstance(sample, ContestantFailure) else floor_of(sample)
+
+    def judge(self, candidate: Candidate, incumbent: Candidate, workloads: Sequence[Workload], *, rules: Rules | None = None,
+              pairs: int = 30, plan: Plan = PAIRS) -> Verdict:  # fmt: skip
+        """Verdict over the shapes of a bucket, in as many looks as it takes and ``rules`` allow.
+
+        A shape weighs by its count times the incumbent's time.
+        """
+        rules = rules or Rules()
+        samples: list[PairedSample] = []
+        seen = 0
+        verdict: Verdict | None = None
+        for look in rules.looks:
+            for i, workload in enumerate(workloads):
+                more = self.compare(candidate, incumbent, workload, pairs=pairs, zygotes=look - seen, first_zygote=seen, plan=plan)
+                if isinstance(more, ContestantFailure):
+                    return failed_verdict(candidate.hash, incumbent.hash, more, rules)
+                if seen:
+                    samples[i] = joined(samples[i], more)
+                else:
+                    samples.append(more)
+            seen = look
+            shapes = [self._shape(w, s) for w, s in zip(workloads, samples, strict=True)]
+            verdict = decide(candidate.hash, incumbent.hash, shapes, rules)
+            if verdict.decision is not Decision.UNDECIDED or verdict.reason is RejectReason.ABOVE_ROOFLINE:
+                break
+        if verdict is None:
+            raise ValueError("rules without a look decide nothing")
+        return verdict
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+        for timed in self._timed.values():
+            timed.close()
+        self._sessions.clear()
+        self._timed.clear()
+
+    def __enter__(self) -> Harness:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _build(self, candidate: Candidate) -> _Built | Failure:
+        if (known := self._built.get(candidate.hash)) is not None:
+            self._built.move_to_end(candidate.hash)
+            return known
+        artifact = build(candidate, self.target)
+        if isinstance(artifact, Failure):
+            return artifact
+        image = admit(artifact.data)
+        if isinstance(image, Failure):
+            return image
+        self._built[candidate.hash] = built = _Built(artifact, image)
+        if len(self._built) > _KEPT_IMAGES:
+            self._built.popitem(last=False)
+        return built
+
+    def _check(self, process: Process, session: Session, numerics: NumericsClass) -> CheckResult | Failure:
+        cases = plan_cases(session.operator, session.workload, self._seed)
+        return check(process, session.operator, numerics, cases, self._answers, self.threads)
+
+    def _timed_inputs(self, workload: Workload) -> TimedInputs:
+        if workload.key not in self._timed:
+            # Not the seed of any case: what is timed is one more thing to be right about.
+            self._timed[workload.key] = TimedInputs(get(workload.problem.operator), workload, self._seed + 7919, self.target.llc_bytes)
+        self._timed.move_to_end(workload.key)
+        while len(self._timed) > _OPEN_WORKLOADS:
+            key, oldest = self._timed.popitem(last=False)
+            if (session := self._sessions.pop(key, None)) is not None:
+                session.close()
+            oldest.close()
+        return self._timed[workload.key]
+
+    def _session(self, workload: Workload) -> Session:
+        timed = self._timed_inputs(workload)
+        if workload.key not in self._sessions:
+            shapes = [case.workload for case in plan_cases(timed.operator, workload, self._seed)]
+            self._sessions[workload.key] = Session(timed, shapes, self._cpus)
+        return self._sessions[workload.key]
+
+    def _shape(self, workload: Workload, sample: PairedSample) -> ShapeSample:
+        limit = time_limit(get(workload.problem.operator).cost(workload), self.target, self.threads)
+        return ShapeSample(sample, max(workload.count * sample.incumbent_seconds, 1e-12), limit)
+
+
+def failed_verdict(candidate: str, incumbent: str, failed: ContestantFailure, rules: Rules) -> Verdict:
+    """A candidate that fails while it is timed is rejected; without its incumbent nothing can be said of it."""
+    mine = failed.hash == candidate
+    text = f"the {'candidate' if mine else 'incumbent'} failed: {failed.failure.reason}"
+    decision = Decision.REJECTED if mine else Decision.UNDECIDED
+    return Verdict(decision, candidate, incumbent, 0.0, 0.0, 0.0, 0, 0, rules.floor, RejectReason.FAILED, (), text)

@@ -1,0 +1,147 @@
+"""Candidate and incumbent in two forks of one zygote, taking turns: the only timings that decide anything.
+
+Both read the same physical input pages at the same addresses on the same pinned cores, and write to the same output pages;
+while one runs the other sleeps. The order alternates (ABBA), so that a drift of the machine cancels.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from kforge.core.image import Image
+from kforge.core.trial import Failure, NumericsClass
+from kforge.harness.expected import Expected
+from kforge.harness.session import Session, TimedInputs
+from kforge.harness.timing import PAIRS, Plan, Stopwatch, calls_for, estimate
+
+_VERIFIED_SHARE = 0.15  # of the pairs, picked at random: outputs of both sides are held against what is right
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One side of a comparison. A failure of its own is told apart from one of the other's by ``hash``."""
+
+    hash: str
+    image: Image
+    numerics: NumericsClass
+
+
+@dataclass(frozen=True)
+class PairedSample:
+    """Pairs of batches of candidate and incumbent at one workload.
+
+    ``log_ratios``: log(incumbent's seconds / candidate's) per pair, so that positive means that the candidate is faster.
+    ``zygotes``: which zygote each pair is from. ``overheads``: median hand-over per zygote, as a share of a batch.
+    ``seconds``: median seconds of a candidate's call; ``incumbent_seconds`` of an incumbent's.
+    """
+
+    workload: str
+    log_ratios: tuple[float, ...]
+    zygotes: tuple[int, ...]
+    overheads: tuple[float, ...]
+    seconds: float
+    incumbent_seconds: float
+
+
+@dataclass(frozen=True)
+class ContestantFailure:
+    """A side that failed while it was timed."""
+
+    hash: str
+    failure: Failure
+
+
+def compare(candidate: Contestant, incumbent: Contestant, timed: TimedInputs, cpus: Sequence[int], *, pairs: int = 30,
+            zygotes: int = 1, first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:  # fmt: skip
+    """``pairs`` pairs in each of ``zygotes`` fresh zygotes, numbered from ``first_zygote`` (a later look goes on counting).
+
+    Which side is forked first alternates from zygote to zygote.
+    """
+    logs: list[float] = []
+    where: list[int] = []
+    shares: list[float] = []
+    mine: list[float] = []
+    theirs: list[float] = []
+    for zygote in range(first_zygote, first_zygote + zygotes):
+        with ExitStack() as stack:
+            session = stack.enter_context(Session(timed, (), cpus))
+            sides: dict[bool, _Side] = {}
+            for first in (True, False):
+                is_candidate = first == (zygote % 2 == 0)
+                contestant = candidate if is_candidate else incumbent
+                process = session.start(contestant.image)
+                if isinstance(process, Failure):
+                    return ContestantFailure(contestant.hash, process)
+                stack.callback(process.close)
+                stopwatch = Stopwatch(session, process, len(cpus))
+                sides[is_candidate] = _Side(contestant, stopwatch, timed.expected(contestant.numerics), [])
+            result = _alternate(sides[True], sides[False], pairs, plan)
+        if isinstance(result, ContestantFailure):
+            return result
+        logs += [math.log(y / x) for x, y in zip(sides[True].seconds, sides[False].seconds, strict=True)]
+        where += [zygote] * pairs
+        shares.append(result)
+        mine += sides[True].seconds
+        theirs += sides[False].seconds
+    medians = statistics.median(mine), statistics.median(theirs)
+    return PairedSample(timed.workload.key, tuple(logs), tuple(where), tuple(shares), *medians)
+
+
+@dataclass(frozen=True)
+class _Side:
+    contestant: Contestant
+    stopwatch: Stopwatch
+    expected: Expected
+    seconds: list[float]  # per call, pair by pair
+
+    def failed(self, failure: Failure) -> ContestantFailure:
+        return ContestantFailure(self.contestant.hash, failure)
+
+
+def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> float | ContestantFailure:
+    """Fills both sides' ``seconds``; returns the hand-over as a share of a batch."""
+    rough: list[float] = []
+    overheads: list[float] = []
+    for side in (a, b):
+        if (failure := side.stopwatch.prepare()) is not None:
+            return side.failed(failure)
+        overhead = side.stopwatch.overhead()
+        if isinstance(overhead, Failure):
+            return side.failed(overhead)
+        seconds = estimate(side.stopwatch, plan, overhead)
+        if isinstance(seconds, Failure):
+            return side.failed(seconds)
+        overheads.append(overhead)
+        rough.append(seconds)
+    overhead = statistics.median(overheads)
+    # The same number of calls for both, so that both walk the same copies of the weights.
+    calls = calls_for(plan, min(rough), overhead)
+    lucky = random.SystemRandom()
+    for pair in range(pairs):
+        verified = lucky.random() < _VERIFIED_SHARE or pair == pairs - 1
+        for side in (a, b) if pair % 2 == 0 else (b, a):
+            seconds = side.stopwatch.batch(calls)
+            if isinstance(seconds, Failure):
+                return side.failed(seconds)
+            side.seconds.append(max(seconds - overhead, 1e-9) / calls)
+            if verified and (failure := side.stopwatch.verify(side.expected)) is not None:
+                return side.failed(failure)
+    return overhead / max(calls * min(rough), 1e-9)
+
+
+def joined(a: PairedSample, b: PairedSample) -> PairedSample:
+    """Two looks at the same comparison, put together."""
+    n, m = len(a.log_ratios), len(b.log_ratios)
+    return PairedSample(
+        a.workload,
+        a.log_ratios + b.log_ratios,
+        a.zygotes + b.zygotes,
+        a.overheads + b.overheads,
+        (a.seconds * n + b.seconds * m) / (n + m),
+        (a.incumbent_seconds * n + b.incumbent_seconds * m) / (n + m),
+    )

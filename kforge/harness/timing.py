@@ -1,0 +1,168 @@
+"""Timing one candidate: batches of calls on the parent's clock. Ranks a search; it never decides (``pairs`` and ``judge`` do)."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+
+from kforge.core.trial import Failure, Timing
+from kforge.harness.expected import Expected
+from kforge.harness.process import POISONS, SCRATCH, Process, TensorArgument
+from kforge.harness.session import Session
+from kforge.harness.slots import Place
+from kforge.harness.values import numpy_dtype
+from kforge.operators.base import Role
+
+_MAX_CALLS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how often. ``batch_seconds`` is a least length; a batch is also at least ``handovers`` hand-overs long."""
+
+    batch_seconds: float
+    batches: int
+    handovers: int
+
+
+SEARCH = Plan(batch_seconds=0.004, batches=5, handovers=60)
+PAIRS = Plan(batch_seconds=0.020, batches=30, handovers=200)
+CUT_RATIO = 1.3  # a candidate this much slower than the best in its first batch is not measured further
+
+
+class Stopwatch:
+    """A process at its session's workload, ready for batches.
+
+    Every batch starts from poisoned outputs and scratch and restored in/out tensors, so nothing that another process (or an
+    earlier batch) left behind is worth reading.
+    """
+
+    def __init__(self, session: Session, process: Process, threads: int) -> None:
+        self._session = session
+        self._process = process
+        self._threads = threads
+        self._arguments: list[TensorArgument] = session.timed_arguments(process)
+        self._scratch: Place | None = None
+        self._first = 0
+        self._specs = [s for s in session.operator.tensors(session.workload) if s.role is not Role.IN]
+        self._places = {s.name: session.slots.place_at_page(s.name, s.bytes) for s in self._specs}
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether n calls leave what one call leaves. Not known of an in/out tensor: those are checked after single calls."""
+        return all(spec.role is Role.OUT for spec in self._specs)
+
+    def prepare(self) -> Failure | None:
+        """Asks for the scratch and makes one call, which touches every page."""
+        wanted = self._process.scratch_bytes(self._session.workload, self._threads, self._session.seconds_allowed())
+        if isinstance(wanted, Failure):
+            return wanted
+        self._scratch = self._session.slots.place_at_page(SCRATCH, wanted) if wanted else None
+        first = self.batch(1)
+        return first if isinstance(first, Failure) else None
+
+    def batch(self, calls: int) -> float | Failure:
+        """Seconds for ``calls`` calls, hand-over included."""
+        self._reset()
+        seconds = self._process.run(self._session.workload, self._arguments, self._scratch, self._threads, calls, self._first,
+                                    self._session.seconds_allowed(calls))  # fmt: skip
+        self._first += calls
+        return seconds
+
+    def overhead(self, repeats: int = 7) -> float | Failure:
+        """Median seconds of a batch of no calls: hand-over to the team and back."""
+        found = []
+        for _ in range(repeats):
+            seconds = self.batch(0)
+            if isinstance(seconds, Failure):
+                return seconds
+            found.append(seconds)
+        return statistics.median(found)
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Copies of what stands in the outputs."""
+        slots = self._session.slots
+        return {
+            s.name: slots.view(self._places[s.name]).view(numpy_dtype(s.dtype)).reshape(s.shape).copy() for s in self._specs
+        }
+
+    def verify(self, expected: Expected) -> Failure | None:
+        """Holds what the last batch left in the outputs against what is right; an extra single call where that is unknowable."""
+        if not self.idempotent and isinstance(single := self.batch(1), Failure):
+            return single
+        return expected.verify(self.outputs())
+
+    def _reset(self) -> None:
+        slots = self._session.slots
+        for spec in self._specs:
+            view = slots.view(self._places[spec.name])
+            if spec.role is Role.OUT:
+                view[:] = POISONS[0]
+            else:
+                view[:] = np.ascontiguousarray(self._session.timed.inputs[spec.name]).reshape(-1).view(np.uint8)
+        if self._scratch is not None:
+            slots.view(self._scratch)[:] = POISONS[0]
+
+
+def calls_for(plan: Plan, seconds_per_call: float, overhead: float) -> int:
+    wanted = max(plan.batch_seconds, plan.handovers * overhead)
+    return max(1, min(_MAX_CALLS, round(wanted / max(seconds_per_call, 1e-9))))
+
+
+def estimate(stopwatch: Stopwatch, plan: Plan, overhead: float) -> float | Failure:
+    """Rough seconds per call: batches grow to a quarter of the plan's; of the last size the best of three."""
+    calls = 1
+    best = math.inf
+    repeats = 0
+    while repeats < 3:
+        seconds = stopwatch.batch(calls)
+        if isinstance(seconds, Failure):
+            return seconds
+        best = min(best, max(seconds - overhead, 1e-9) / calls)
+        if best * calls >= plan.batch_seconds / 4 or calls >= _MAX_CALLS:
+            repeats += 1
+        else:
+            calls *= 4
+    return best
+
+
+def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_above: float | None) -> Timing | Failure:
+    """Median of batches less the hand-over. Stops early when the first batch is clearly slower than ``cut_above`` (seconds).
+
+    Outputs of two batches, picked at random, are verified.
+    """
+    if (failure := stopwatch.prepare()) is not None:
+        return failure
+    overhead = stopwatch.overhead()
+    if isinstance(overhead, Failure):
+        return overhead
+    rough = estimate(stopwatch, plan, overhead)
+    if isinstance(rough, Failure):
+        return rough
+    calls = calls_for(plan, rough, overhead)
+    verified = set(random.SystemRandom().sample(range(plan.batches), min(2, plan.batches)))
+    found: list[float] = []
+    for i in range(plan.batches):
+        seconds = stopwatch.batch(calls)
+        if isinstance(seconds, Failure):
+            return seconds
+        found.append(max(seconds - overhead, 0.0) / calls)
+        if i in verified and (failure := stopwatch.verify(expected)) is not None:
+            return failure
+        if cut_above is not None and found[0] > CUT_RATIO * cut_above:
+            if not verified & set(range(i + 1)) and (failure := stopwatch.verify(expected)) is not None:
+                return failure
+            break
+    return Timing(statistics.median(found), spread(found), len(found), calls)
+
+
+def spread(values: list[float]) -> float:
+    """Interquartile range over the median; 0 for fewer than three values."""
+    if len(values) < 3:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / middle if middle > 0 else 0.0
