@@ -1,0 +1,147 @@
+"""Micro wins are not engine wins: an accepted kernel is promoted only after the engine was run with and without it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kforge.core.kernel import KernelRecord, KernelState
+from kforge.core.target import Target
+from kforge.core.workload import Problem
+from kforge.engine.engine import Engine
+from kforge.engine.kernel_set import DefaultKernels, KernelSet, Overlay, TunedKernels
+from kforge.engine.weights import Weights
+from kforge.harness.judge import Location, locate
+from kforge.models.model import Model
+from kforge.registry.database import Registry
+from kforge.registry.snapshot import Snapshot
+from kforge.tuner.journal import Event, RunFolder
+from kforge.tuner.modes import ModeDriver, ModeSpec
+from kforge.tuner.options import TuneOptions
+from kforge.tuner.progress import Watcher
+
+PAIRS = 16
+NOT_SLOWER = 0.01  # the lower bound of the engine's gain must be above minus this
+
+
+@dataclass(frozen=True)
+class EngineVerdict:
+    """The engine in one mode with and without the new kernels of one problem."""
+
+    problem: str
+    mode: str
+    gain: float  # robust location of without / with, minus one
+    lower: float
+    upper: float
+    same_tokens: bool
+    calls: int  # of the new kernels, while they were measured
+    pairs: int
+
+    @property
+    def promotes(self) -> bool:
+        return self.same_tokens and self.calls > 0 and self.lower > -NOT_SLOWER
+
+    @property
+    def reason(self) -> str:
+        if not self.same_tokens:
+            return f"the engine's tokens differ in {self.mode}"
+        if self.calls == 0:
+            return f"the engine did not call it in {self.mode}"
+        return f"engine {100 * self.gain:+.1f} % in {self.mode} (at least {100 * self.lower:+.1f} %)"
+
+
+def as_if_promoted(snapshot: Snapshot, accepted: Sequence[KernelRecord]) -> Snapshot:
+    """The registry as it would be with every accepted kernel promoted."""
+    replaced = {(k.problem, k.bucket, k.target_identity) for k in accepted}
+    kept = [k for k in snapshot.kernels if k.id not in {a.id for a in accepted}
+            and not (k.state is KernelState.PROMOTED and (k.problem, k.bucket, k.target_identity) in replaced)]
+    new = [dataclasses.replace(k, state=KernelState.PROMOTED) for k in accepted]
+    return Snapshot.of([*kept, *new], snapshot.settlements)
+
+
+class Promotion:
+    """Runs the engine in pairs, decides per kernel, and writes the states."""
+
+    def __init__(self, model: Model, target: Target, registry: Registry, folder: RunFolder, options: TuneOptions,
+                 watcher: Watcher):
+        self._model, self._target, self._registry = model, target, registry
+        self._folder, self._options, self._watcher = folder, options, watcher
+        self._weights = Weights(model)  # one copy for all engines of this comparison
+        self._default = DefaultKernels(target)
+
+    def engine(self, kernels: KernelSet, mode: ModeSpec) -> Engine:
+        """An engine with just the memory that this mode needs, on the shared weights."""
+        tokens = mode.batch * (mode.context + 128)
+        return Engine(self._model, kernels, threads=self._options.threads, kv=self._options.kv, act=self._options.act,
+                      max_sequences=max(mode.batch, 1), kv_tokens=tokens, weights=self._weights)
+
+    def promote(self, before: Snapshot, now: Snapshot, accepted: Sequence[KernelRecord], modes: Sequence[ModeSpec],
+                time_is_up: Callable[[], bool]) -> list[EngineVerdict]:
+        """``before``: the registry when the run began; ``now``: with its settlements. A kernel is promoted when every
+        mode that calls it is not slower and gives the same tokens; what was not reached stays accepted."""
+        tuned = TunedKernels(as_if_promoted(now, accepted), self._registry.store, self._default)
+        old = TunedKernels(Snapshot.of(before.kernels, now.settlements), self._registry.store, self._default)
+        verdicts = [self._from_json(d) for d in self._folder.of(Event.PROMOTION)]
+        known = {(v.problem, v.mode) for v in verdicts}
+        problems = list(dict.fromkeys(k.problem for k in accepted))
+        for mode in modes:
+            missing = [p for p in problems if (p.key, mode.name) not in known]
+            if missing and not time_is_up():
+                verdicts += self._mode(mode, missing, accepted, tuned, old, time_is_up)
+        for kernel in accepted:
+            self._decide(kernel, [v for v in verdicts if v.problem == kernel.problem.key])
+        return verdicts
+
+    def _mode(self, mode: ModeSpec, problems: Sequence[Problem], accepted: Sequence[KernelRecord],
+              tuned: KernelSet, old: KernelSet, time_is_up: Callable[[], bool]) -> list[EngineVerdict]:
+        verdicts = []
+        new = ModeDriver(self.engine(tuned, mode), mode)
+        try:
+            new.burst()
+            engaged = new.used()
+            for problem in problems:
+                hashes = {k.candidate_hash for k in accepted if k.problem == problem}
+                if not hashes & engaged.keys() or time_is_up():
+                    continue
+                without = Overlay(tuned, {problem.key: old}, "without")
+                verdict = self._pairs(problem, mode, hashes, without, tuned)
+                self._folder.write(Event.PROMOTION, dataclasses.asdict(verdict))
+                self._watcher.note(f"{problem.key}: {verdict.reason}")
+                verdicts.append(verdict)
+        finally:
+            new.close()
+        return verdicts
+
+    def _pairs(self, problem: Problem, mode: ModeSpec, hashes: set[str], without: KernelSet, tuned: KernelSet) -> EngineVerdict:
+        """Alternating bursts of two engines at the same depth, ABBA."""
+        new, old = ModeDriver(self.engine(tuned, mode), mode), ModeDriver(self.engine(without, mode), mode)
+        try:
+            same = new.burst().output == old.burst().output
+            ratios = []
+            for n in range(PAIRS):
+                first, second = (new, old) if n % 2 == 0 else (old, new)
+                a, b = first.burst(), second.burst()
+                same &= a.output == b.output
+                fresh, stale = (a, b) if first is new else (b, a)
+                ratios.append(stale.seconds / fresh.seconds)
+            location: Location = locate(ratios)
+            used = new.used()
+            calls = sum(used.get(h, 0) for h in hashes)
+            return EngineVerdict(problem.key, mode.name, location.gain, location.lower, location.upper, same, calls, PAIRS)
+        finally:
+            new.close()
+            old.close()
+
+    def _decide(self, kernel: KernelRecord, verdicts: Sequence[EngineVerdict]) -> None:
+        if not verdicts:
+            self._watcher.note(f"{kernel.candidate_hash}: accepted, not promoted: the time did not reach its engine run")
+            return
+        evidence = {"engine": [dataclasses.asdict(v) for v in verdicts]}
+        reason = "; ".join(v.reason for v in verdicts)
+        state = KernelState.PROMOTED if all(v.promotes for v in verdicts) else KernelState.ACCEPTED
+        self._registry.set_state(kernel.id, state, reason, evidence)
+
+    @staticmethod
+    def _from_json(data: dict) -> EngineVerdict:
+        return EngineVerdict(**data)
