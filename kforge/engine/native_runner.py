@@ -28,6 +28,10 @@ class _Point:
     rows: int
     context: int
 
+    def largest(self, limits: StepLimits) -> StepShape:
+        """The step at this point with the longest context: what its kernels are chosen for."""
+        return StepShape(self.tokens, self.sequences, self.rows, min(self.context, limits.context))
+
 
 @dataclass(frozen=True)
 class _Built:
@@ -64,6 +68,8 @@ class NativeRunner:
         program = self._at.get(point)
         if program is None:
             program = self._at[point] = self._program(point)
+            self.buffers.set_axes(point.largest(self.inputs.limits))
+            program.reserve()  # scratch need not grow with the axes, so the largest step's is not enough
         self.buffers.set_axes(shape)
         program.run()
         self._last = program
@@ -96,8 +102,7 @@ class NativeRunner:
     def _program(self, point: _Point) -> Program:
         """The program of the kernels that this point wants; points that want the same share it."""
         wanted = [i for i, call in enumerate(self._calls) if point.rows or not call.kind.per_sequence]
-        longest = min(point.context, self.inputs.limits.context)
-        shape = StepShape(point.tokens, point.sequences, point.rows, longest)
+        shape = point.largest(self.inputs.limits)
         chosen: dict[tuple[Problem, bool], ChosenKernel] = {}
         for i in wanted:
             call = self._calls[i]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import statistics
 import weakref
 from collections.abc import Sequence
@@ -116,6 +117,15 @@ class Program:
         status = self._native.kf_program_run(self._open_handle())
         if status >= 0:
             self._outgrown(status)
+
+    def reserve(self) -> None:
+        """Makes sure of the scratch that every launch's axes want now, where they may have come to want more."""
+        for i, launch in enumerate(self._launches):
+            scratch = launch.kernel.scratch_bytes(launch.axes, self._team.threads)
+            if scratch > launch.scratch_bytes:
+                self._launches[i] = dataclasses.replace(launch, scratch_bytes=scratch)
+                self._team.need_scratch(scratch)
+                self._scratch = None
 
     def profile(self, replays: int) -> list[float]:
         """Median seconds of each launch over that many replays, its closing barrier included."""

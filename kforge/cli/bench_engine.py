@@ -1,0 +1,123 @@
+"""``kforge bench engine``: torch, default and tuned kernels beside each other in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kforge.cli.generate import Act, KvTokens, ModelArgument, Threads, open_model, usable_kernels
+from kforge.core.errors import KforgeError
+
+if TYPE_CHECKING:
+    from kforge.engine.engine import Engine
+    from kforge.engine.measure import Comparison, Figure, Summary
+
+
+def engine(
+    model: ModelArgument,
+    batch: Annotated[str, typer.Option(help="Sequences that decode together, comma-separated.")] = "1,8",
+    prefill: Annotated[str, typer.Option(help="Prompt lengths, comma-separated; empty: none.")] = "512",
+    decode: Annotated[int, typer.Option(min=1, help="Tokens per sequence and run.")] = 48,
+    context: Annotated[int, typer.Option(min=1, help="Prompt length of the decode runs.")] = 16,
+    kernels: Annotated[str, typer.Option(help="What to compare, in order: each against the one before.")]
+    = "none,default,tuned",
+    torch_dtype: Annotated[str, typer.Option(help="Weights of 'none': f32 or bf16.")] = "f32",
+    repeats: Annotated[int, typer.Option(min=1, help="Counted rounds.")] = 7,
+    threads: Threads = None,
+    kv_tokens: KvTokens = 16384,
+    act: Act = "a8",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+) -> None:
+    """Tokens/s at some batches and prompt lengths: interleaved runs, medians, spreads, ratios."""
+    from kforge.engine.engine import Engine
+    from kforge.engine.measure import compare, decode_setting, prefill_setting
+
+    opened = open_model(model)
+    settings = [decode_setting(n, context, decode) for n in _numbers("--batch", batch)]
+    settings += [prefill_setting(n) for n in _numbers("--prefill", prefill)]
+    if not settings:
+        raise KforgeError("Nothing to measure: give --batch or --prefill.")
+    names = list(dict.fromkeys(usable_kernels(name.strip()) for name in kernels.split(",")))
+    engines = {
+        name: Engine(opened, name, threads=threads, kv_tokens=kv_tokens, act=act, torch_dtype=torch_dtype, text=False)
+        for name in names
+    }
+    comparison = compare(engines, settings, repeats, _bandwidth_probe(threads), progress=_progress)
+    document = _document(opened.config.name, engines, comparison, act, torch_dtype)
+    if json_file is not None:
+        json_file.write_text(json.dumps(document, indent=1) + "\n")
+    _print(opened.config.name, engines, comparison, act, torch_dtype)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        values = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise KforgeError(f"{option} {text!r} is not a list of numbers such as 1,8.") from None
+    if any(value < 1 for value in values):
+        raise KforgeError(f"{option} {text!r} must hold numbers of at least 1.")
+    return values
+
+
+def _progress(what: str) -> None:
+    import sys
+
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+
+
+def _label(name: str, act: str, torch_dtype: str) -> str:
+    return f"none (torch {torch_dtype})" if name == "none" else f"{name} ({act})"
+
+
+def _print(model: str, engines: dict[str, Engine], comparison: Comparison, act: str, torch_dtype: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    _progress("")
+    table = Table(title=f"{model}, tokens/s")
+    for column in ("setting", "kernels", "median", "spread", "x the row above", "Python"):
+        table.add_column(column, justify="left" if column in ("setting", "kernels") else "right")
+    for figure in comparison.figures:
+        ratio = f"{figure.ratio.median:.2f} ±{100 * figure.ratio.spread:.1f} %" if figure.ratio else ""
+        table.add_row(figure.setting, _label(figure.kernels, act, torch_dtype), f"{figure.rate.median:.1f}",
+                      f"{100 * figure.rate.spread:.1f} %", ratio, f"{100 * figure.python_share:.1f} %",
+                      end_section=figure.kernels == list(engines)[-1])
+    console.print(table)
+    if comparison.bandwidth is not None:
+        console.print(f"memory read bandwidth beside it: {comparison.bandwidth.median / 1e9:.1f} GB/s, "
+                      f"spread {100 * comparison.bandwidth.spread:.0f} %")
+    for name, one in engines.items():
+        if name == "none":
+            continue
+        used = Table(title=f"kernels of '{name}'")
+        for column in ("problem", "kernel", "template", "tier", "calls"):
+            used.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
+        for use in one.kernels_used():
+            used.add_row(use.problem, use.hash, use.template, use.tier, str(use.calls))
+        console.print(used)
+
+
+def _document(model: str, engines: dict[str, Engine], comparison: Comparison, act: str,
+              torch_dtype: str) -> dict[str, Any]:
+    from kforge.cli.machine import machine
+
+    return {
+        "machine": machine(), "model": model, "act": act, "torch_dtype": torch_dtype,
+        "bandwidth": _summary(comparison.bandwidth), "figures": [_figure(figure) for figure in comparison.figures],
+        "kernels": {name: [vars(use) for use in one.kernels_used()] for name, one in engines.items()},
+    }
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    return {"kernels": figure.kernels, "setting": figure.setting, "tokens_per_second": _summary(figure.rate),
+            "ratio_to_previous": _summary(figure.ratio), "python_share": figure.python_share,
+            "samples": [sample.rate for sample in figure.samples]}
+
+
+def _summary(summary: Summary | None) -> dict[str, float] | None:
+    return None if summary is None else {"median": summary.median, "spread": summary.spread}
