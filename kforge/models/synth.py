@@ -134,8 +134,8 @@ def _tensor(what: SynthPlan, ref: WeightRef) -> _Random | _Fixed:
     return _Random(name, shape, what.format(ref.role, ref.layer))
 
 
-# Standard deviation of a block's weights when its integers are uniform, in units of its (super-)scale d; where there is a
-# minimum, it is chosen so that the mean is zero.
+# Standard deviation of a block's weights when its integers are uniform, in units of its (super-)scale d; where there is
+# a minimum, it is chosen so that the mean is zero.
 _SPREAD = {
     WeightFormat.Q4_0: 4.61,  # u - 8, u of 4 bits
     WeightFormat.Q8_0: 73.9,
@@ -147,9 +147,9 @@ _SPREAD = {
 
 
 def random_bytes(rng: np.random.Generator, format: WeightFormat, elements: int, columns: int) -> np.ndarray:
-    """u8: the file's bytes of a random matrix of this many elements with rows of ``columns``. Float formats: +-[1, 2) 2^e.
+    """u8: the file's bytes of a random matrix of this many elements with rows of ``columns``.
 
-    The integers are uniform bits; scales vary by a quarter from block to block.
+    Integers are uniform bits, and scales vary by a quarter from block to block; floats are +-[1, 2) times one power of 2.
     """
     traits = format.traits
     scale = 1.0 / math.sqrt(columns)
