@@ -25,7 +25,6 @@ from rich.table import Table
 
 from kforge.core.paths import cache_dir
 from kforge.models.fetch import resolve
-from kforge.models.gguf_file import load as load_gguf
 from kforge.targets.files import load_target
 from kforge.targets.probe import measure_bandwidth
 
@@ -52,9 +51,9 @@ class Row:
         return self.tokens * (self.batch if self.mode == "decode" else 1)
 
 
-def rows_for(parameters: int) -> list[Row]:
-    """Rows whose single run lasts about a second for a model of this many parameters."""
-    steps = 64 if parameters < 5e8 else 24
+def rows_for(path: Path) -> list[Row]:
+    """Rows whose single run lasts about a second for a model file of this size."""
+    steps = 64 if weight_bytes(path) < 3e8 else 24
     return [Row("batch 1", "decode", 1, 64, steps), Row("batch 4", "decode", 4, 64, steps // 2),
             Row("batch 8", "decode", 8, 64, steps // 2), Row("batch 32", "decode", 32, 64, max(steps // 6, 4)),
             Row("prefill 512", "prefill", 1, 0, 512)]
@@ -187,7 +186,7 @@ def main() -> None:
     versions: dict[str, object] = {}
     for name in args.models.split(","):
         path = model_path(name)
-        rows = [r for r in rows_for(int(load_gguf(path).parameters)) if not args.rows or r.name in args.rows.split(",")]
+        rows = [r for r in rows_for(path) if not args.rows or r.name in args.rows.split(",")]
         sides = [Process("kforge", Path(sys.executable), "kforge_driver.py",
                          {"open": str(path), "threads": args.threads, "kernels": args.kernels})]
         sides += [Process(n, p, "llama_cpp_driver.py", {"open": str(path), "threads": args.threads}) for n, p in pythons.items()]

@@ -8,7 +8,7 @@ import time
 
 from kforge.engine.engine import Engine
 from kforge.engine.request import SamplingParams
-from kforge.models.model import load
+from kforge.models import load
 
 
 class Driver:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from typing import Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ VERBS = {
 
 
 class LazyGroup(TyperGroup):
-    """A click group that knows its commands' names and one-line helps without importing them."""
+    """A group that knows its commands' names and one-line helps without importing them."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
         if ctx.resilient_parsing or _only_listing():
-            return click.Command(cmd_name, help=verb.help)
+            return TyperCommand(cmd_name, help=verb.help)
         target = getattr(importlib.import_module(verb.module), verb.attribute)
         if isinstance(target, typer.Typer):
             group = typer.main.get_command(target)

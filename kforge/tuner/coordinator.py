@@ -11,6 +11,7 @@ from kforge.core.target import Target
 from kforge.core.trial import NumericsClass
 from kforge.core.workload import attrs
 from kforge.harness import Harness
+from kforge.models.workloads import WorkloadRow
 from kforge.operators import get
 from kforge.registry.ask import ask, open_snapshot
 from kforge.registry.database import Registry
@@ -19,7 +20,7 @@ from kforge.tuner.finals import Finals
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.measure import Measurer
 from kforge.tuner.options import JUDGE_UNTIL, SEARCH_UNTIL, TuneOptions
-from kforge.tuner.plan import Mode, Task, plan, shares
+from kforge.tuner.plan import Task, plan, shares
 from kforge.tuner.points import Point, Space
 from kforge.tuner.progress import Watcher
 from kforge.tuner.search import TaskSearch, open_storage
@@ -65,11 +66,12 @@ class Coordinator:
         self.options, self.folder, self.registry, self.target, self.watcher = options, folder, registry, target, watcher
         self.snapshot = open_snapshot_of(registry)
 
-    def run(self, modes: Sequence[Mode]) -> SearchOutcome:
-        tasks = plan(modes, lambda problem, axes: get(problem.operator).bucket(problem, axes))
+    def run(self, rows: Sequence[WorkloadRow]) -> SearchOutcome:
+        tasks = plan(rows, lambda problem, axes: get(problem.operator).bucket(problem, axes))
         tasks = [t for t in tasks if self.options.only in t.problem.key]
         spaces = [self._space(task) for task in tasks]
-        fresh, kept = [], []
+        fresh: list[Space] = []
+        kept: list[Space] = []
         for space in spaces:
             (kept if self._is_settled(space) else fresh).append(space)
         if kept:
@@ -112,7 +114,8 @@ class Coordinator:
         if spaces:
             self.watcher.stage("timing the default kernels")
         storage = open_storage(self.folder.path)
-        efforts, seconds = [], {}
+        efforts: list[Effort] = []
+        seconds: dict[str, float] = {}
         defaults = {s.task.problem: s.default(_default_rows(s)) for s in spaces if s.points}
         measurer.prebuild([s.render(defaults[s.task.problem], "default") for s in spaces if s.points])
         for space in spaces:

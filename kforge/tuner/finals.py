@@ -13,6 +13,7 @@ from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, Decision, Verdict
 from kforge.core.workload import Workload
 from kforge.harness import Harness
+from kforge.harness.judge import Rules
 from kforge.operators import get
 from kforge.registry.ask import ABI_VERSION, ask
 from kforge.registry.database import Registry
@@ -23,6 +24,7 @@ from kforge.tuner.points import Point, Space
 from kforge.tuner.search import TaskSearch
 
 FINALISTS = 2
+JUDGE_PAIRS = 10  # per zygote, of which there are at least five
 WORTH_JUDGING = 0.99  # a finalist must look at least 1 % faster than the incumbent in the search's own timing
 
 
@@ -109,7 +111,9 @@ class Finals:
                 incumbent.candidate.hash,
             ):
                 return verdict_from_json(data["verdict"])
-        verdict = self._harness.judge(candidate, incumbent.candidate, bucket_shapes(workload), finalists=finalists)
+        verdict = self._harness.judge(
+            candidate, incumbent.candidate, bucket_shapes(workload), rules=Rules(finalists=finalists), pairs=JUDGE_PAIRS
+        )
         self._folder.write(
             Event.VERDICT,
             {

@@ -1,4 +1,4 @@
-"""The ways of using a model that a run tunes for, and how the engine is driven through one of them."""
+"""The engine driven through one way of using a model, in bursts that can alternate with another engine's."""
 
 from __future__ import annotations
 
@@ -9,27 +9,9 @@ from dataclasses import dataclass
 from kforge.core.workload import Phase
 from kforge.engine.engine import Engine
 from kforge.engine.request import SamplingParams
-from kforge.tuner.options import TuneOptions
+from kforge.models.workloads import Mode
 
 DECODE_STEPS = 8  # per timed burst: some tens of milliseconds on a small model
-
-
-@dataclass(frozen=True)
-class ModeSpec:
-    """Decode of ``batch`` sequences at about ``context`` positions, or a prefill chunk of ``context`` tokens."""
-
-    phase: Phase
-    batch: int
-    context: int
-
-    @property
-    def name(self) -> str:
-        return f"prefill {self.context}" if self.phase is Phase.PREFILL else f"batch {self.batch}"
-
-
-def modes_of(options: TuneOptions) -> tuple[ModeSpec, ...]:
-    decode = tuple(ModeSpec(Phase.DECODE, batch, options.context) for batch in options.batches)
-    return (*decode, ModeSpec(Phase.PREFILL, 1, options.prefill))
 
 
 @dataclass(frozen=True)
@@ -44,7 +26,7 @@ class Burst:
 class ModeDriver:
     """Keeps an engine in one mode, so that bursts of two engines can alternate at the same depth."""
 
-    def __init__(self, engine: Engine, mode: ModeSpec):
+    def __init__(self, engine: Engine, mode: Mode):
         self._engine, self._mode = engine, mode
         self._vocab = engine.model.config.vocab
         self._left = 0  # decode steps until the first sequence ends
@@ -63,12 +45,12 @@ class ModeDriver:
         return used
 
     def _prefill(self) -> Burst:
-        self._engine.add(self._prompt(0, self._mode.context), SamplingParams(max_tokens=1, ignore_eos=True))
+        self._engine.add(self._prompt(0, self._mode.queries), SamplingParams(max_tokens=1, ignore_eos=True))
         output: list[int] = []
         began = time.perf_counter()
         while not self._engine.idle:
             output += [o.token for o in self._engine.step()]
-        return Burst(time.perf_counter() - began, self._mode.context, tuple(output))
+        return Burst(time.perf_counter() - began, self._mode.queries, tuple(output))
 
     def _decode(self) -> Burst:
         if self._left < DECODE_STEPS:
@@ -78,7 +60,7 @@ class ModeDriver:
         began = time.perf_counter()
         for _ in range(DECODE_STEPS):
             output += [o.token for o in self._engine.step()]
-        return Burst(time.perf_counter() - began, DECODE_STEPS * self._mode.batch, tuple(output))
+        return Burst(time.perf_counter() - began, DECODE_STEPS * self._mode.sequences, tuple(output))
 
     def _refill(self) -> None:
         """Start all sequences again at half of the mode's context and run them to their first token."""
@@ -86,10 +68,10 @@ class ModeDriver:
             self._engine.step()
         depth = max(self._mode.context // 2 + 1, 1)
         wanted = max(self._mode.context - depth - 1, 4 * DECODE_STEPS)
-        for s in range(self._mode.batch):
+        for s in range(self._mode.sequences):
             self._engine.add(self._prompt(s, depth), SamplingParams(max_tokens=wanted, ignore_eos=True))
         counts: dict[int, int] = {}
-        while len(counts) < self._mode.batch:
+        while len(counts) < self._mode.sequences:
             for output in self._engine.step():
                 counts[output.sequence] = counts.get(output.sequence, 0) + 1
         self._left = wanted - max(counts.values())

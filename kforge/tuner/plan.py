@@ -6,16 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kforge.core.workload import Problem, Workload
+from kforge.models.workloads import WorkloadRow
 
 ROWS_CHOICES = (16, 32, 64)
-
-
-@dataclass(frozen=True)
-class Mode:
-    """One way of using a model (decode at a batch and context, or a prefill chunk) and the calls of its step."""
-
-    name: str
-    workloads: tuple[Workload, ...]
 
 
 @dataclass(frozen=True)
@@ -64,23 +57,21 @@ def without_layout(problem: Problem) -> Problem:
 BucketOf = Callable[[Problem, Mapping[str, int]], dict[str, int]]
 
 
-def plan(modes: Sequence[Mode], bucket_of: BucketOf) -> list[Task]:
+def plan(rows: Sequence[WorkloadRow], bucket_of: BucketOf) -> list[Task]:
     """Group the calls of all modes into tasks and buckets, in order of first appearance.
 
     A bucket's workload keeps the axes of the first call that lands in it for those axes that its bucket leaves open.
     """
     calls: dict[Problem, dict[tuple, dict[str, float]]] = {}
     first: dict[tuple, Workload] = {}
-    for mode in modes:
-        for workload in mode.workloads:
-            problem = without_layout(workload.problem)
-            point = tuple(sorted(bucket_of(workload.problem, workload.axes).items()))
-            first.setdefault(
-                (problem, point),
-                Workload.of(workload.problem, phase=workload.phase, **{**workload.axes, **dict(point)}),
-            )
-            per_mode = calls.setdefault(problem, {}).setdefault(point, {})
-            per_mode[mode.name] = per_mode.get(mode.name, 0.0) + workload.count
+    for row in rows:
+        workload, mode = row.workload, row.mode.name
+        problem = without_layout(workload.problem)
+        point = tuple(sorted(bucket_of(workload.problem, workload.axes).items()))
+        axes = {**workload.axes, **dict(point)}
+        first.setdefault((problem, point), Workload.of(workload.problem, phase=workload.phase, **axes))
+        per_mode = calls.setdefault(problem, {}).setdefault(point, {})
+        per_mode[mode] = per_mode.get(mode, 0.0) + workload.count
     return [
         Task(
             problem, tuple(Bucket(first[problem, point], tuple(per_mode.items())) for point, per_mode in points.items())

@@ -12,12 +12,13 @@ from kforge.core.workload import Problem
 from kforge.engine.engine import Engine
 from kforge.engine.kernel_set import DefaultKernels, KernelSet, Overlay, TunedKernels
 from kforge.engine.weights import Weights
-from kforge.harness.judge import Location, locate
 from kforge.models.model import Model
+from kforge.models.workloads import Mode
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
 from kforge.tuner.journal import Event, RunFolder
-from kforge.tuner.modes import ModeDriver, ModeSpec
+from kforge.tuner.location import locate
+from kforge.tuner.modes import ModeDriver
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Watcher
 
@@ -54,8 +55,12 @@ class EngineVerdict:
 def as_if_promoted(snapshot: Snapshot, accepted: Sequence[KernelRecord]) -> Snapshot:
     """The registry as it would be with every accepted kernel promoted."""
     replaced = {(k.problem, k.bucket, k.target_identity) for k in accepted}
-    kept = [k for k in snapshot.kernels if k.id not in {a.id for a in accepted}
-            and not (k.state is KernelState.PROMOTED and (k.problem, k.bucket, k.target_identity) in replaced)]
+    kept = [
+        k
+        for k in snapshot.kernels
+        if k.id not in {a.id for a in accepted}
+        and not (k.state is KernelState.PROMOTED and (k.problem, k.bucket, k.target_identity) in replaced)
+    ]
     new = [dataclasses.replace(k, state=KernelState.PROMOTED) for k in accepted]
     return Snapshot.of([*kept, *new], snapshot.settlements)
 
@@ -63,21 +68,42 @@ def as_if_promoted(snapshot: Snapshot, accepted: Sequence[KernelRecord]) -> Snap
 class Promotion:
     """Runs the engine in pairs, decides per kernel, and writes the states."""
 
-    def __init__(self, model: Model, target: Target, registry: Registry, folder: RunFolder, options: TuneOptions,
-                 watcher: Watcher):
+    def __init__(
+        self,
+        model: Model,
+        target: Target,
+        registry: Registry,
+        folder: RunFolder,
+        options: TuneOptions,
+        watcher: Watcher,
+    ):
         self._model, self._target, self._registry = model, target, registry
         self._folder, self._options, self._watcher = folder, options, watcher
         self._weights = Weights(model)  # one copy for all engines of this comparison
         self._default = DefaultKernels(target)
 
-    def engine(self, kernels: KernelSet, mode: ModeSpec) -> Engine:
+    def engine(self, kernels: KernelSet, mode: Mode) -> Engine:
         """An engine with just the memory that this mode needs, on the shared weights."""
-        tokens = mode.batch * (mode.context + 128)
-        return Engine(self._model, kernels, threads=self._options.threads, kv=self._options.kv, act=self._options.act,
-                      max_sequences=max(mode.batch, 1), kv_tokens=tokens, weights=self._weights)
+        tokens = mode.sequences * (mode.context + 128)
+        return Engine(
+            self._model,
+            kernels,
+            threads=self._options.threads,
+            kv=self._options.kv,
+            act=self._options.act,
+            max_sequences=max(mode.sequences, 1),
+            kv_tokens=tokens,
+            weights=self._weights,
+        )
 
-    def promote(self, before: Snapshot, now: Snapshot, accepted: Sequence[KernelRecord], modes: Sequence[ModeSpec],
-                time_is_up: Callable[[], bool]) -> list[EngineVerdict]:
+    def promote(
+        self,
+        before: Snapshot,
+        now: Snapshot,
+        accepted: Sequence[KernelRecord],
+        modes: Sequence[Mode],
+        time_is_up: Callable[[], bool],
+    ) -> list[EngineVerdict]:
         """``before``: the registry when the run began; ``now``: with its settlements. A kernel is promoted when every
         mode that calls it is not slower and gives the same tokens; what was not reached stays accepted."""
         tuned = TunedKernels(as_if_promoted(now, accepted), self._registry.store, self._default)
@@ -93,8 +119,15 @@ class Promotion:
             self._decide(kernel, [v for v in verdicts if v.problem == kernel.problem.key])
         return verdicts
 
-    def _mode(self, mode: ModeSpec, problems: Sequence[Problem], accepted: Sequence[KernelRecord],
-              tuned: KernelSet, old: KernelSet, time_is_up: Callable[[], bool]) -> list[EngineVerdict]:
+    def _mode(
+        self,
+        mode: Mode,
+        problems: Sequence[Problem],
+        accepted: Sequence[KernelRecord],
+        tuned: KernelSet,
+        old: KernelSet,
+        time_is_up: Callable[[], bool],
+    ) -> list[EngineVerdict]:
         verdicts = []
         new = ModeDriver(self.engine(tuned, mode), mode)
         try:
@@ -113,7 +146,9 @@ class Promotion:
             new.close()
         return verdicts
 
-    def _pairs(self, problem: Problem, mode: ModeSpec, hashes: set[str], without: KernelSet, tuned: KernelSet) -> EngineVerdict:
+    def _pairs(
+        self, problem: Problem, mode: Mode, hashes: set[str], without: KernelSet, tuned: KernelSet
+    ) -> EngineVerdict:
         """Alternating bursts of two engines at the same depth, ABBA."""
         new, old = ModeDriver(self.engine(tuned, mode), mode), ModeDriver(self.engine(without, mode), mode)
         try:
@@ -125,19 +160,23 @@ class Promotion:
                 same &= a.output == b.output
                 fresh, stale = (a, b) if first is new else (b, a)
                 ratios.append(stale.seconds / fresh.seconds)
-            location: Location = locate(ratios)
+            location = locate(ratios)
             used = new.used()
             calls = sum(used.get(h, 0) for h in hashes)
-            return EngineVerdict(problem.key, mode.name, location.gain, location.lower, location.upper, same, calls, PAIRS)
+            return EngineVerdict(
+                problem.key, mode.name, location.gain, location.lower, location.upper, same, calls, PAIRS
+            )
         finally:
             new.close()
             old.close()
 
     def _decide(self, kernel: KernelRecord, verdicts: Sequence[EngineVerdict]) -> None:
         if not verdicts:
-            self._watcher.note(f"{kernel.candidate_hash}: accepted, not promoted: the time did not reach its engine run")
+            self._watcher.note(
+                f"{kernel.candidate_hash}: accepted, not promoted: the time did not reach its engine run"
+            )
             return
-        evidence = {"engine": [dataclasses.asdict(v) for v in verdicts]}
+        evidence: dict[str, object] = {"engine": [dataclasses.asdict(v) for v in verdicts]}
         reason = "; ".join(v.reason for v in verdicts)
         state = KernelState.PROMOTED if all(v.promotes for v in verdicts) else KernelState.ACCEPTED
         self._registry.set_state(kernel.id, state, reason, evidence)

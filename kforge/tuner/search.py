@@ -10,9 +10,10 @@ import itertools
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -90,7 +91,7 @@ class TaskSearch:
         for name, distribution in self._distributions.items():
             owner, _, param = name.partition(":")
             if owner == template and param:
-                params[param] = trial.suggest_categorical(name, distribution.choices)
+                params[param] = cast(Attr, trial.suggest_categorical(name, distribution.choices))
         return Point(template, rows, tuple(sorted(params.items())))
 
     def tell(self, point: Point, seconds: dict[str, float]) -> None:
@@ -105,7 +106,7 @@ class TaskSearch:
     def _frozen(self, point: Point, seconds: float | None) -> FrozenTrial:
         values = {"template": point.template, "rows": point.rows}
         values |= {f"{point.template}:{name}": value for name, value in point.params}
-        known = {name: self._distributions[name] for name in values if name in self._distributions}
+        known: dict[str, BaseDistribution] = {name: self._distributions[name] for name in values if name in self._distributions}
         return create_trial(
             params={name: values[name] for name in known},
             distributions=known,
@@ -145,5 +146,6 @@ def _distributions(space: Space) -> dict[str, CategoricalDistribution]:
     }
 
 
-def _order(value: Attr) -> tuple[bool, Attr]:
-    return (isinstance(value, str), value)
+def _order(value: object) -> tuple[bool, float, str]:
+    """Numbers by value, then texts."""
+    return (False, float(value), "") if isinstance(value, int | float) else (True, 0.0, str(value))

@@ -1,0 +1,171 @@
+"""``kforge kernels``: the kernel database."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from kforge.core.errors import KforgeError
+from kforge.core.kernel import KernelRecord, KernelState
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The kernel database.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(help="Number, or the beginning of a candidate's or artifact's hash.")]
+
+
+@app.command("list")
+def list_kernels(
+    operator: Annotated[str, typer.Option(help="Only this operator.")] = "",
+    state: Annotated[str, typer.Option(help="Only this state: accepted, promoted, retired or quarantined.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Every kernel with its state and gain."""
+    if state and state not in {s.value for s in KernelState}:
+        raise KforgeError(f"--state {state!r} is none of {', '.join(s.value for s in KernelState)}")
+    found = [k for k in _kernels() if operator in ("", k.problem.operator) and state in ("", k.state)]
+    if as_json:
+        print(json.dumps([_document(k) for k in found], indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{len(found)} kernels")
+    for column in ("no", "state", "problem", "at", "target", "gain", "hash"):
+        table.add_column(column, overflow="fold")
+    for k in found:
+        table.add_row(
+            str(k.id), k.state, k.problem.key, k.bucket_key, k.target_name, f"{100 * k.gain:+.1f} %", k.candidate_hash
+        )
+    Console().print(table)
+
+
+@app.command()
+def show(
+    name: Name,
+    source: Annotated[bool, typer.Option("--source", help="Print its source too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """One kernel: provenance, history, and its source."""
+    from kforge.registry.database import Registry
+
+    kernel = _one(name)
+    with Registry.open() as registry:
+        history = [
+            {"state": e.state, "reason": e.reason, "at": e.created, "evidence": e.evidence}
+            for e in registry.events(kernel.id)
+        ]
+        text = registry.store.get(kernel.source_hash).decode() if source else ""
+    if as_json:
+        print(json.dumps({**_document(kernel), "history": history, **({"source": text} if source else {})}, indent=1))
+        return
+    for field, value in _document(kernel).items():
+        print(f"{field:>14}: {value}")
+    for event in history:
+        print(f"{event['at']}: {event['state']}: {event['reason']}")
+    if source:
+        print(text)
+
+
+@app.command()
+def verify(as_json: Json = False) -> None:
+    """Hash every stored file; a damaged kernel is quarantined and the default serves instead. Exit code 1 if any is."""
+    from kforge.registry.ask import open_snapshot
+    from kforge.registry.database import Registry
+    from kforge.registry.maintenance import verify as run_verify
+
+    with Registry.open() as registry:
+        result = run_verify(registry, open_snapshot())
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "kernels": result.kernels,
+                    "files": result.files,
+                    "unreferenced": result.unreferenced,
+                    "damaged": [{"kernel": d.kernel_id, "hash": d.digest, "reason": d.reason} for d in result.damaged],
+                },
+                indent=1,
+            )
+        )
+    else:
+        for damage in result.damaged:
+            print(f"kernel {damage.kernel_id}: {damage.digest[:16]}: {damage.reason}; quarantined")
+        print(
+            f"{result.kernels} kernels, {result.files} files: {'sound' if result.sound else 'damaged'}; "
+            f"{result.unreferenced} files that nothing refers to (kforge kernels gc)"
+        )
+    if not result.sound:
+        raise typer.Exit(1)
+
+
+@app.command()
+def rm(name: Name, reason: Annotated[str, typer.Option(help="Why; kept in its history.")] = "removed by hand") -> None:
+    """Stop serving a kernel. Its history stays."""
+    from kforge.registry.database import Registry
+
+    kernel = _one(name)
+    with Registry.open() as registry:
+        registry.set_state(kernel.id, KernelState.RETIRED, reason)
+    print(f"kernel {kernel.id} ({kernel.candidate_hash}) is retired; kforge kernels gc frees its files")
+
+
+@app.command()
+def gc(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False) -> None:
+    """Remove files that no accepted or promoted kernel names."""
+    from kforge.registry.ask import open_snapshot
+    from kforge.registry.database import Registry
+    from kforge.registry.maintenance import collect
+
+    with Registry.open() as registry:
+        result = collect(registry, open_snapshot(), dry_run=dry_run)
+    print(f"{result.files} files, {result.bytes} bytes {'would be ' if dry_run else ''}removed")
+
+
+def _kernels() -> tuple[KernelRecord, ...]:
+    from kforge.registry.ask import open_snapshot
+
+    return open_snapshot().kernels
+
+
+def _one(name: str) -> KernelRecord:
+    found = [
+        k
+        for k in _kernels()
+        if str(k.id) == name
+        or (len(name) >= 4 and (k.candidate_hash.startswith(name) or k.artifact_hash.startswith(name)))
+    ]
+    distinct = {k.id for k in found}
+    if len(distinct) != 1:
+        problem = (
+            "no kernel" if not found else f"{len(distinct)} kernels (numbers {', '.join(str(k.id) for k in found)})"
+        )
+        raise KforgeError(f"{name!r} names {problem}; see: kforge kernels list")
+    return found[0]
+
+
+def _document(k: KernelRecord) -> dict[str, object]:
+    return {
+        "number": k.id,
+        "state": k.state.value,
+        "problem": k.problem.key,
+        "bucket": dict(k.bucket),
+        "target": k.target_name,
+        "candidate": k.candidate_hash,
+        "artifact": k.artifact_hash,
+        "source": k.source_hash,
+        "template": k.template,
+        "params": dict(k.params),
+        "numerics": k.numerics.value,
+        "layouts": {n: layout.key for n, layout in k.layouts},
+        "compiler": k.compiler,
+        "seconds": k.seconds,
+        "default_seconds": k.default_seconds,
+        "gain": k.gain,
+        "gain_lower": k.gain_lower,
+        "proposer": k.proposer,
+        "run": k.run,
+        "created": k.created,
+    }

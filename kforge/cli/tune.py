@@ -1,0 +1,178 @@
+"""``kforge tune``: progress while it works, a table at the end; Ctrl-C keeps everything measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kforge.core.errors import KforgeError
+
+if TYPE_CHECKING:
+    from kforge.tuner.tune import TuneResult
+
+
+def tune(
+    model: Annotated[
+        str, typer.Argument(help="A model's name, a GGUF file, or a safetensors folder.")
+    ] = "smollm2-135m",
+    target: Annotated[str, typer.Option(help="Only the host can be measured.")] = "host",
+    budget: Annotated[str, typer.Option(help="Wall time for search, judging and promotion: 90s, 10m, 2h.")] = "8m",
+    workload: Annotated[
+        str, typer.Option(help="Only problems whose key contains this text, such as linear(K=576.")
+    ] = "",
+    batch: Annotated[str, typer.Option(help="Decode batches to tune for.")] = "1,8",
+    context: Annotated[int, typer.Option(help="Context length of the decode batches.")] = 512,
+    prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk.")] = 512,
+    threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 0,
+    act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = "a8",
+    kv: Annotated[str, typer.Option(help="Element type of the KV cache: bf16, f16 or f32.")] = "bf16",
+    resume: Annotated[str, typer.Option(help="Go on with this run (its id or folder).")] = "",
+    retune: Annotated[bool, typer.Option("--retune", help="Also what the registry says is settled.")] = False,
+    runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Tune a model's kernels on this machine, store the winners, and decode with and without them."""
+    from kforge.models.fetch import resolve
+    from kforge.models import load
+    from kforge.registry.database import Registry
+    from kforge.targets.files import load_target
+    from kforge.tuner.journal import Event, RunFolder
+    from kforge.tuner.options import TuneOptions
+    from kforge.tuner.tune import tune as run_tune
+
+    if target != "host":
+        raise KforgeError(f"target {target} is not this machine: kernels can only be timed on the host (--target host)")
+    hardware = load_target("host")
+    if not hardware.compilers:
+        raise KforgeError("no C++ compiler found: install g++ >= 12 or clang++, or set CXX")
+    with Registry.open() as registry:
+        if resume:
+            folder = RunFolder.resume(_run_path(resume, runs_dir))
+            options = TuneOptions.from_json(folder.of(Event.STARTED)[0]["options"])
+        else:
+            options = TuneOptions(
+                model=model,
+                budget_seconds=seconds_of(budget),
+                batches=_batches(batch),
+                context=context,
+                prefill=prefill,
+                threads=threads or hardware.cores,
+                kv=kv,
+                act=act,
+                only=workload,
+                retune=retune,
+            )
+            opened_path = resolve(model)
+            folder = RunFolder.create(runs_dir, model)
+        opened = load(resolve(options.model) if resume else opened_path)
+        from kforge.cli.watching import watcher
+
+        with folder, watcher(quiet=as_json) as watching:
+            try:
+                result = run_tune(opened, options, folder, registry, hardware, watching)
+            except KeyboardInterrupt:
+                raise KforgeError(
+                    f"stopped; everything measured is kept, go on with: kforge tune --resume {folder.id}"
+                ) from None
+    if as_json:
+        print(json.dumps(_document(result), indent=1))
+    else:
+        _print(result, folder.path)
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of "90s", "10m", "2h" or a bare number of seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        value = float(number) * unit
+    except ValueError:
+        raise KforgeError(f"--budget {text!r} is not a time such as 90s, 10m or 2h") from None
+    if not value > 0:
+        raise KforgeError(f"--budget {text!r} must be more than nothing")
+    return value
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise KforgeError(f"--batch {text!r} is not a list of numbers such as 1,8")
+    return found
+
+
+def _run_path(name: str, runs_dir: Path) -> Path:
+    return Path(name) if Path(name).is_dir() else runs_dir / name
+
+
+def _print(result: TuneResult, folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title="tokens/s, medians of interleaved runs in one process")
+    for column in ("setting", "kernels", "tokens/s", "spread", "over the row above", "Python"):
+        table.add_column(column, justify="left" if column in ("setting", "kernels") else "right")
+    names = {"none": "torch, float32 weights", "default": "default kernels", "tuned": "tuned kernels"}
+    for figure in result.table.figures:
+        ratio = f"{figure.ratio.median:.2f}x" if figure.ratio else ""
+        table.add_row(
+            figure.setting,
+            names[figure.kernels],
+            f"{figure.rate.median:.1f}",
+            f"{100 * figure.rate.spread:.1f} %",
+            ratio,
+            f"{100 * figure.python_share:.1f} %",
+            end_section=figure.kernels == "tuned",
+        )
+    console.print(table)
+    if result.engine:
+        gains = Table(title="what each tuned kernel gives the engine (left out, one at a time)")
+        for column in ("problem", "mode", "gain", "at least", "calls", ""):
+            gains.add_column(column, overflow="fold")
+        for v in result.engine:
+            gains.add_row(
+                v.problem,
+                v.mode,
+                f"{100 * v.gain:+.1f} %",
+                f"{100 * v.lower:+.1f} %",
+                str(v.calls),
+                "promoted" if v.promotes else v.reason,
+            )
+        console.print(gains)
+    s = result.search
+    if s.kept:
+        console.print(f"{len(s.kept)} problems were served from the registry without tuning.")
+    console.print(
+        f"{s.trials} trials, {len(s.accepted)} kernels accepted now. Run {result.run}; report: "
+        f"kforge runs report {folder}"
+    )
+
+
+def _document(result: TuneResult) -> dict[str, object]:
+    import dataclasses
+
+    return {
+        "run": result.run,
+        "trials": result.search.trials,
+        "settled": list(result.search.settled),
+        "kept": list(result.search.kept),
+        "accepted": [k.candidate_hash for k in result.search.accepted],
+        "engine": [dataclasses.asdict(v) for v in result.engine],
+        "table": [
+            {
+                "setting": f.setting,
+                "kernels": f.kernels,
+                "tokens_per_second": f.rate.median,
+                "spread": f.rate.spread,
+                "ratio": f.ratio.median if f.ratio else None,
+                "python_share": f.python_share,
+            }
+            for f in result.table.figures
+        ],
+    }

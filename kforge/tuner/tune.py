@@ -1,0 +1,117 @@
+"""``kforge tune`` as a function: plan, search, judge, promote, and the table that shows what it came to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kforge.core.kernel import KernelRecord, KernelState
+from kforge.core.target import Target
+from kforge.engine.engine import PAGE_TOKENS, Engine
+from kforge.engine.measure import Comparison, Setting, compare, decode_setting, prefill_setting
+from kforge.models.graph import StepOptions
+from kforge.models.model import Model
+from kforge.models.workloads import modes, workloads
+from kforge.registry.database import Registry
+from kforge.targets.probe import measure_bandwidth
+from kforge.tuner.coordinator import Coordinator, SearchOutcome, open_snapshot_of
+from kforge.tuner.journal import Event, RunFolder
+from kforge.tuner.options import TuneOptions
+from kforge.tuner.progress import Watcher
+from kforge.tuner.promotion import EngineVerdict, Promotion
+
+TABLE_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a run came to. ``table`` is tokens/s of torch, default and tuned kernels, interleaved."""
+
+    run: str
+    search: SearchOutcome
+    engine: tuple[EngineVerdict, ...]
+    table: Comparison
+
+
+def tune(
+    model: Model, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher
+) -> TuneResult:
+    """One whole run, or the rest of one that was killed. Holds the registry's tuning lock while it measures."""
+    if not folder.lines:
+        folder.write(Event.STARTED, {"options": options.to_json(), "target": target.name, "identity": target.identity})
+    registry.begin_run(folder.id, options.model, target.identity, folder.path)
+    ways = modes(options.batches, (options.context,), options.prefill)
+    step = StepOptions(kv=options.kv, page=PAGE_TOKENS, act=options.act)
+    rows = workloads(model, options.batches, (options.context,), options.prefill, step)
+    with registry.tuning_lock():
+        coordinator = Coordinator(options, folder, registry, target, watcher)
+        outcome = coordinator.run(rows)
+        accepted = _accepted_in(registry, folder.id)
+        verdicts: list[EngineVerdict] = []
+        if accepted:
+            watcher.stage("running the engine with and without each winner")
+            promotion = Promotion(model, target, registry, folder, options, watcher)
+            verdicts = promotion.promote(
+                coordinator.snapshot,
+                open_snapshot_of(registry),
+                accepted,
+                ways,
+                lambda: folder.used_seconds > options.budget_seconds,
+            )
+        watcher.stage("decoding with torch, default and tuned kernels")
+        table = engine_table(model, options, _settings(options))
+    folder.write(Event.TABLE, _table_json(table))
+    folder.write(Event.FINISHED, {"trials": outcome.trials, "accepted": len(accepted)})
+    return TuneResult(folder.id, outcome, tuple(verdicts), table)
+
+
+def _accepted_in(registry: Registry, run: str) -> list[KernelRecord]:
+    """Kernels that this run's judge accepted and whose last word from the engine is still to come or to repeat."""
+    return [
+        k
+        for k in open_snapshot_of(registry).kernels
+        if k.run == run and k.state in (KernelState.ACCEPTED, KernelState.PROMOTED)
+    ]
+
+
+def _settings(options: TuneOptions) -> list[Setting]:
+    return [*(decode_setting(b, 32, 48 if b == 1 else 24) for b in options.batches), prefill_setting(options.prefill)]
+
+
+def engine_table(model: Model, options: TuneOptions, settings: Sequence[Setting]) -> Comparison:
+    """Torch, default and tuned kernels in one process, interleaved, with the bandwidth probed in every round."""
+    tokens = max(s.batch * (s.prompt + s.decode + PAGE_TOKENS) for s in settings)
+    engines = {
+        name: Engine(
+            model,
+            name,
+            threads=options.threads,
+            kv=options.kv,
+            act=options.act,
+            kv_tokens=tokens,
+            max_sequences=max(options.batches),
+        )
+        for name in ("none", "default", "tuned")
+    }
+    try:
+        return compare(engines, settings, TABLE_ROUNDS, lambda: measure_bandwidth(options.threads, seconds=0.1).value)
+    finally:
+        for engine in engines.values():
+            engine.close()
+
+
+def _table_json(table: Comparison) -> dict:
+    return {
+        "bandwidth": dataclasses.asdict(table.bandwidth) if table.bandwidth else None,
+        "figures": [
+            {
+                "kernels": f.kernels,
+                "setting": f.setting,
+                "rate": dataclasses.asdict(f.rate),
+                "ratio": dataclasses.asdict(f.ratio) if f.ratio else None,
+                "python_share": f.python_share,
+            }
+            for f in table.figures
+        ],
+    }
