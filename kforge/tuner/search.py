@@ -106,7 +106,7 @@ class TaskSearch:
     def _frozen(self, point: Point, seconds: float | None) -> FrozenTrial:
         values = {"template": point.template, "rows": point.rows}
         values |= {f"{point.template}:{name}": value for name, value in point.params}
-        known: dict[str, BaseDistribution] = {name: self._distributions[name] for name in values if name in self._distributions}
+        known: dict[str, BaseDistribution] = {n: self._distributions[n] for n in values if n in self._distributions}
         return create_trial(
             params={name: values[name] for name in known},
             distributions=known,
