@@ -277,7 +277,7 @@ def unpack(data: np.ndarray, format: WeightFormat, n: int, k: int, layout: Layou
     whole = parts[0] if len(parts) == 1 else concat(parts)
     if not layout["gate_up"]:
         return whole.rows(0, n)
-    return QuantizedWeight(format, *(array[order] for array in whole.arrays()))
+    return whole.take(order)
 
 
 def _unpack_panels(views: _Views, sizes: _Sizes, k: int) -> QuantizedWeight:

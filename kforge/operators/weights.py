@@ -42,6 +42,10 @@ class QuantizedWeight:
         """Rows start .. stop-1, without a copy."""
         return QuantizedWeight(self.format, *(part[start:stop] for part in self.arrays()))
 
+    def take(self, rows: np.ndarray) -> QuantizedWeight:
+        """The given rows, copied."""
+        return QuantizedWeight(self.format, *(part[rows] for part in self.arrays()))
+
     def arrays(self) -> list[np.ndarray]:
         return [self.values, self.d, self.m, self.sc, self.mn]
 

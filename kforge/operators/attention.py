@@ -1,0 +1,173 @@
+"""``paged_attention``: causal attention of ragged sequences over a paged KV cache, for decoding and prefill chunks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kforge.core.dtypes import DType
+from kforge.core.layout import Layout
+from kforge.core.workload import Problem, Workload
+from kforge.operators import buckets, numerics, spec
+from kforge.operators.attention_inputs import attention_inputs
+from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
+from kforge.operators.kv_cache import CACHE_TYPES, KvProblem
+from kforge.operators.numerics import TINY, U
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_QUERIES_AT_ONCE = 64
+
+
+class PagedAttention(Operator):
+    """out = softmax(scale q k^T) v per query head, over the positions up to the query's own.
+
+    Sum of contexts: with pages >= S * B every sequence has ``max_context`` positions; with fewer pages they are ragged.
+    Slots beyond a sequence's context, and pages of no sequence, hold NaN or stale values: reading them shows. Unused
+    entries of the block table are -1.
+
+    Bound. With p_j the exact probabilities, a score's error (the scaled dot product, the subtraction of the maximum and
+    that maximum's merges, the exponentials) is a relative error of p_j of
+
+        delta_j = sum_error(D) |scale| sum_d |q_d k_jd| + 4u |s_j - max| + 16u
+
+    and moves the output by p_j delta_j (v_j - out). These are independent from position to position, hence the root of the
+    sum of squares (numerics.py). Accumulation of ``l`` and ``o`` over c positions adds sum_error(c):
+
+        |out - ref| <= 2 sqrt(sum_j (p_j delta_j)^2 (|v_j| + |ref|)^2) + sum_error(c) (sum_j p_j |v_j| + |ref|)
+    """
+
+    name = "paged_attention"
+    static_axes = ("Hq", "Hkv", "D", "P", "kv")
+    dynamic_axes = ("T", "S", "B", "pages", "max_context")
+    scalar_names = ("scale",)
+
+    def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        p, axes = KvProblem.of(workload.problem), workload.axes
+        t, s, layout = axes["T"], axes["S"], Layout.of("paged", 1, P=p.page)
+        caches = [TensorSpec(name, p.dtype, shape, Role.IN, Residency.STREAMED, layout)
+                  for name, shape in p.cache_shapes(axes["pages"]).items()]
+        return (TensorSpec("q", DType.F32, (t, p.heads * p.d), Role.IN), *caches,
+                TensorSpec("block_table", DType.I32, (s, axes["B"]), Role.IN),
+                TensorSpec("query_start", DType.I32, (s + 1,), Role.IN), TensorSpec("context", DType.I32, (s,), Role.IN),
+                TensorSpec("out", DType.F32, (t, p.heads * p.d), Role.OUT))
+
+    def scalars(self, workload: Workload) -> tuple[float, ...]:
+        return (workload.problem.int("D") ** -0.5,)
+
+    def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
+        return attention_inputs(workload, seed, distribution)
+
+    def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
+        import numpy as np
+
+        p = KvProblem.of(workload.problem)
+        q = inputs["q"].astype(np.float64).reshape(-1, p.kv_heads, p.heads // p.kv_heads, p.d)
+        exact, bound = np.empty_like(q), np.empty_like(q)
+        scale = float(np.float32(self.scalars(workload)[0]))
+        for part in _parts(inputs, p):
+            for head in range(p.kv_heads):
+                queries = q[part.first:part.last, head]
+                done = _attend(queries, part.k[head], part.v[head], part.positions, scale)
+                exact[part.first:part.last, head], bound[part.first:part.last, head] = done.reference, done.bound
+        flat = inputs["q"].shape
+        return {"out": Bound(exact.reshape(flat), bound.reshape(flat))}
+
+    def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        p, axes = KvProblem.of(workload.problem), workload.axes
+        out = np.empty_like(inputs["q"])
+        spec.call("paged_attention", axes["S"], axes["B"], p.heads, p.kv_heads, p.d, p.page, CACHE_TYPES.index(p.dtype),
+                  self.scalars(workload)[0],
+                  *(inputs[name] for name in ("q", "k_cache", "v_cache", "block_table", "query_start", "context")), out)
+        return {"out": out}
+
+    def cost(self, workload: Workload) -> Cost:
+        """From the axes: contexts as ``inputs`` makes them, queries spread evenly over sequences."""
+        p, axes = KvProblem.of(workload.problem), workload.axes
+        t, s = axes["T"], axes["S"]
+        context = min(s * axes["max_context"], axes["pages"] * p.page)
+        attended = max(context / s - (t / s - 1) / 2, 1)  # positions per query, the causal mask deducted
+        return Cost(2 * context * p.kv_heads * p.d * p.dtype.size, 2 * 4 * t * p.heads * p.d,
+                    (("fp32_fma", round(4 * t * p.heads * p.d * attended)),))
+
+    def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
+        """A partial order over tokens, sequences and the longest context: each one is rounded up on its own."""
+        context = buckets.point(buckets.CONTEXTS, dynamic["max_context"])
+        sequences = buckets.point(buckets.SEQUENCES, dynamic["S"])
+        blocks = -(-context // problem.int("P"))
+        tokens = max(buckets.point(buckets.TOKENS, dynamic["T"]), sequences)
+        return {"T": tokens, "S": sequences, "B": blocks, "pages": sequences * blocks, "max_context": context}
+
+    def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
+        """Ragged batches: the bucket's lowest corner, a random one inside, its point; decoding stays decoding."""
+        axes, page = workload.axes, workload.problem.int("P")
+        decode = axes["T"] == axes["S"]
+        corners = zip(*(_spread(points, axes[name], seed) for points, name in (
+            (buckets.TOKENS, "T"), (buckets.SEQUENCES, "S"), (buckets.CONTEXTS, "max_context"))), strict=True)
+        made = []
+        for tokens, sequences, context in corners:
+            t = sequences if decode else max(tokens, sequences)
+            context = max(context, -(-t // sequences) + 1)
+            blocks = -(-context // page)
+            enough = blocks + sequences - 1 + -(-(t - 1) // page) + (sequences - 1) * blocks // 3
+            made.append(Workload.of(workload.problem, workload.count, workload.phase, T=t, S=sequences, B=blocks + 1,
+                                    pages=enough + 1, max_context=context))
+        return made
+
+
+def _spread(points: Sequence[int], value: int, seed: int) -> list[int]:
+    """The lowest value of the bucket, a random one inside, its point."""
+    values = [v for v in buckets.inside(points, value, seed) if v <= points[-1] or v == value]
+    return [values[0], random.Random(f"{seed} {value}").choice(values), values[-1]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some consecutive queries of one sequence: rows first..last-1 of q, their positions, and k, v as float64."""
+
+    first: int
+    last: int
+    positions: np.ndarray
+    k: np.ndarray  # [Hkv, context, D]
+    v: np.ndarray
+
+
+def _parts(inputs: Arrays, p: KvProblem) -> Iterator[_Part]:
+    import numpy as np
+
+    for s, context in enumerate(inputs["context"].tolist()):
+        start, stop = (int(x) for x in inputs["query_start"][s:s + 2])
+        if stop == start:
+            continue
+        pages = inputs["block_table"][s, :-(-context // p.page)]
+        k = numerics.widen(inputs["k_cache"][pages], p.dtype).transpose(1, 0, 3, 2).reshape(p.kv_heads, -1, p.d)[:, :context]
+        v = numerics.widen(inputs["v_cache"][pages], p.dtype).transpose(1, 0, 2, 3).reshape(p.kv_heads, -1, p.d)[:, :context]
+        for first in range(start, stop, _QUERIES_AT_ONCE):
+            last = min(first + _QUERIES_AT_ONCE, stop)
+            yield _Part(first, last, np.arange(first, last) - stop + context, k, v)
+
+
+def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, scale: float) -> Bound:
+    """q [queries, heads of the group, D] at ``positions`` over k, v [context, D]; reference and bound, shaped as q."""
+    import numpy as np
+
+    queries = q.reshape(-1, q.shape[-1])
+    seen = (np.arange(len(k)) <= positions[:, None]).repeat(q.shape[1], axis=0)
+    scores = np.where(seen, scale * (queries @ k.T), -np.inf)
+    below = scores - scores.max(axis=1, keepdims=True)
+    weights = np.exp(below)
+    weights /= weights.sum(axis=1, keepdims=True)
+    out = weights @ v
+    size = abs(scale) * (np.abs(queries) @ np.abs(k).T)
+    moved = weights * (numerics.sum_error(q.shape[-1]) * size + 4 * U * np.where(seen, -below, 0) + 16 * U)
+    squares = moved * moved
+    # sum_j squares_j (|v_j| + |out|)^2, expanded
+    spread = squares @ (v * v) + 2 * np.abs(out) * (squares @ np.abs(v)) + out * out * squares.sum(axis=1, keepdims=True)
+    terms = numerics.sum_error(len(k))
+    bound = 2 * np.sqrt(spread) + terms * (weights @ np.abs(v) + np.abs(out)) + TINY
+    return Bound(out.reshape(q.shape), bound.reshape(q.shape))

@@ -1,0 +1,32 @@
+"""What the operators on the paged KV cache have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kforge.core.dtypes import DType
+from kforge.core.workload import Problem
+
+CACHE_TYPES = (DType.F32, DType.BF16, DType.F16)  # in the order of spec/cache.h
+
+
+@dataclass(frozen=True)
+class KvProblem:
+    """Static attributes of attention over a paged cache, typed. ``page``: tokens per page, a multiple of 16."""
+
+    heads: int
+    kv_heads: int
+    d: int
+    page: int
+    dtype: DType
+
+    @classmethod
+    def of(cls, problem: Problem) -> KvProblem:
+        made = cls(problem.int("Hq"), problem.int("Hkv"), problem.int("D"), problem.int("P"), DType(problem.str("kv")))
+        if made.heads % made.kv_heads or made.d % 2 or made.page % 16 or made.dtype not in CACHE_TYPES:
+            raise ValueError(f"{problem.key}: Hq must be a multiple of Hkv, D even, P a multiple of 16, kv f32, bf16 or f16")
+        return made
+
+    def cache_shapes(self, pages: int) -> dict[str, tuple[int, ...]]:
+        """``paged`` version 1: k[pages, Hkv, D, P], so that lanes run over positions, and v[pages, Hkv, P, D]."""
+        return {"k_cache": (pages, self.kv_heads, self.d, self.page), "v_cache": (pages, self.kv_heads, self.page, self.d)}

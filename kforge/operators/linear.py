@@ -1,0 +1,186 @@
+"""``linear``: activations times a packed weight, with epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kforge.core.dtypes import DType, WeightFormat
+from kforge.core.layout import Layout
+from kforge.core.workload import Problem, Workload
+from kforge.operators import buckets, layouts, numerics, spec
+from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
+from kforge.operators.numerics import TINY, U
+from kforge.operators.weights import QuantizedWeight
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_ROWS_AT_ONCE = 1 << 22  # weights widened to float64 at once
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """The static attributes of a ``linear``, typed."""
+
+    k: int
+    n: int
+    format: WeightFormat
+    a8: bool
+    silu_gate: bool
+    residual: bool
+    bias: bool
+    layout: Layout
+
+    @classmethod
+    def of(cls, problem: Problem) -> LinearProblem:
+        epilogue, act = problem.str("epilogue"), problem.str("act")
+        format = WeightFormat(problem.str("weight"))
+        if epilogue not in ("none", "residual", "silu_gate") or act not in ("a8", "f32"):
+            raise ValueError(f"{problem.key}: epilogue is none, residual or silu_gate, act is a8 or f32")
+        if act == "a8" and not format.quantized:
+            raise ValueError(f"{problem.key}: a8 needs a weight of integers, {format} is not")
+        layout = layouts.panel_layout(problem.int("rows"), epilogue == "silu_gate")
+        return cls(problem.int("K"), problem.int("N"), format, act == "a8", epilogue == "silu_gate", epilogue == "residual",
+                   bool(problem.int("bias")), layout)
+
+    @property
+    def width(self) -> int:
+        """Columns of the output."""
+        return self.n // 2 if self.silu_gate else self.n
+
+
+class Linear(Operator):
+    """out = x w^T (+ bias) (+ residual | gated by SiLU). w is [N, K], packed.
+
+    Bound. With d_w, u and m the weight's parts, ``scale = sum_k |x| (|d_w (u - offset)| + |m|) + |bias|``; for ``a8`` x is
+    the *quantised* activation, which the reference takes over to the bit, so that only accumulation is in the bound. The
+    sum has K terms (f32) or, as integer dot products are exact, K / group groups of up to two terms (a8): ``n`` below. A
+    few further roundings (of the weight, of d_w d_a, of bias and residual) are in the constant of ``sum_error``:
+
+        E = sum_error(n) scale;   |out - ref| <= u |ref| + E                                  (none)
+        u |ref| + E + 2u |residual|                                                             (residual)
+        |up| 1.1 E_gate + |silu(gate)| E_up + 1.1 E_gate E_up + 8u |ref|                        (silu_gate, |silu'| <= 1.1)
+    """
+
+    name = "linear"
+    static_axes = ("K", "N", "weight", "act", "epilogue", "bias", "rows")
+    dynamic_axes = ("M",)
+
+    def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        p, m = LinearProblem.of(workload.problem), workload.axes["M"]
+        packed = layouts.packed_bytes(p.format, p.n, p.k, p.layout)
+        specs = [TensorSpec("x", DType.F32, (m, p.k), Role.IN),
+                 TensorSpec("w", DType.U8, (packed,), Role.IN, Residency.STREAMED, p.layout)]
+        if p.bias:
+            specs.append(TensorSpec("bias", DType.F32, (p.n,), Role.IN))
+        if p.residual:
+            specs.append(TensorSpec("residual", DType.F32, (m, p.n), Role.IN))
+        return (*specs, TensorSpec("out", DType.F32, (m, p.width), Role.OUT))
+
+    def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        p, m = LinearProblem.of(workload.problem), workload.axes["M"]
+        rng = np.random.default_rng([seed, 1])
+        weight = layouts.random(p.format, p.n, p.k, seed)
+        if distribution is Distribution.CANCEL:
+            weight = _paired(weight)
+        made = {"x": numerics.draw(rng, m, p.k, distribution), "w": layouts.pack(weight, p.layout)}
+        if p.bias:
+            made["bias"] = rng.standard_normal(p.n, np.float32)
+        if p.residual:
+            made["residual"] = numerics.normals(rng, (m, p.n))
+        return made
+
+    def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
+        import numpy as np
+
+        p = LinearProblem.of(workload.problem)
+        x, terms = inputs["x"].astype(np.float64), p.k
+        if p.a8:
+            x, terms = numerics.quantize_a8(inputs["x"]).exact(), 2 * p.k // p.format.traits.group
+        weight = layouts.unpack(inputs["w"], p.format, p.n, p.k, p.layout)
+        exact, error = np.empty((2, x.shape[0], p.n))
+        size = np.abs(x).astype(np.float32)
+        step = max(1, _ROWS_AT_ONCE // p.k)
+        for first in range(0, p.n, step):
+            part = _WideWeight.of(weight.rows(first, first + step))
+            exact[:, first:first + step] = x @ part.exact.T
+            error[:, first:first + step] = size @ part.size.T
+        if p.bias:
+            exact += inputs["bias"]
+            error += np.abs(inputs["bias"])
+        error = numerics.sum_error(terms) * error + TINY
+        if p.silu_gate:
+            return {"out": _gated(exact[:, :p.width], error[:, :p.width], exact[:, p.width:], error[:, p.width:])}
+        if p.residual:
+            exact += inputs["residual"]
+            error += 2 * U * np.abs(inputs["residual"])
+        return {"out": Bound(exact, U * np.abs(exact) + error)}
+
+    def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        p, m = LinearProblem.of(workload.problem), workload.axes["M"]
+        out = np.empty((m, p.width), np.float32)
+        spec.call("linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), int(p.a8), int(p.silu_gate), m, p.n,
+                  p.k, inputs["x"], inputs["w"], inputs.get("bias"), inputs.get("residual"), out)
+        return {"out": out}
+
+    def cost(self, workload: Workload) -> Cost:
+        p, m = LinearProblem.of(workload.problem), workload.axes["M"]
+        specs = self.tensors(workload)
+        streamed = sum(t.bytes for t in specs if t.residency is Residency.STREAMED)
+        return Cost(streamed, sum(t.bytes for t in specs) - streamed,
+                    (("int8_dot" if p.a8 else "fp32_fma", 2 * m * p.n * p.k),))
+
+    def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
+        return {"M": buckets.point(buckets.TOKENS, dynamic["M"])}
+
+    def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
+        return [Workload.of(workload.problem, workload.count, workload.phase, M=m)
+                for m in buckets.inside(buckets.TOKENS, workload.axes["M"], seed)]
+
+
+@dataclass(frozen=True, eq=False)
+class _WideWeight:
+    """float64 [N, K]: the weight without any rounding; float32 [N, K]: the size of its parts."""
+
+    exact: np.ndarray
+    size: np.ndarray
+
+    @classmethod
+    def of(cls, weight: QuantizedWeight) -> _WideWeight:
+        import numpy as np
+
+        traits = weight.format.traits
+        if not weight.format.quantized:
+            exact = weight.dequantize().astype(np.float64)
+            return cls(exact, np.abs(exact).astype(np.float32))
+        signed = weight.values.reshape(weight.n, -1, traits.group).astype(np.float64) - traits.offset
+        product = signed * weight.scales()[:, :, None]
+        minima = weight.minima()[:, :, None] if traits.has_min else np.zeros((weight.n, 1, 1), np.float32)
+        size = np.abs(product).astype(np.float32) + np.abs(minima)
+        return cls((product + minima).reshape(weight.n, weight.k), size.reshape(weight.n, weight.k))
+
+
+def _gated(gate: np.ndarray, gate_error: np.ndarray, up: np.ndarray, up_error: np.ndarray) -> Bound:
+    import numpy as np
+
+    activated = numerics.silu(gate)
+    exact = activated * up
+    error = np.abs(up) * 1.1 * gate_error + np.abs(activated) * up_error + 1.1 * gate_error * up_error
+    # below -87.3 the float32 exp(-gate) overflows, where silu is smaller than 2^-119
+    return Bound(exact, error + 8 * U * np.abs(exact) + 2.0**-119 * np.abs(up))
+
+
+def _paired(weight: QuantizedWeight) -> QuantizedWeight:
+    """Equal integers where the CANCEL distribution has +x and -x: all terms of an output cancel."""
+    import numpy as np
+
+    first, second = np.array(numerics.pair_places(weight.k)).T
+    values = np.array(weight.values)
+    values[:, second] = values[:, first]
+    return QuantizedWeight(weight.format, values, weight.d, weight.m, weight.sc, weight.mn)

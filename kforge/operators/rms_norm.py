@@ -1,0 +1,81 @@
+"""``rms_norm``, with the residual added first when there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kforge.core.dtypes import DType
+from kforge.core.workload import Problem, Workload
+from kforge.operators import buckets, numerics, spec
+from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Role, TensorSpec
+from kforge.operators.numerics import TINY, U
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class RmsNorm(Operator):
+    """out = h / sqrt(mean(h^2) + eps) * weight, with h = x or h = residual = residual + x.
+
+    Bound. The sum of H squares has the relative error sum_error(H), all terms being positive, and a root halves it; mean,
+    eps, root, reciprocal and the two products add 6u. With a residual, h carries a relative rounding of u itself, which
+    also enters the root: ``|out - ref| <= (sum_error(H) / 2 + 9u) |ref|``. For the residual: ``u |ref|``.
+    """
+
+    name = "rms_norm"
+    static_axes = ("H", "residual")
+    dynamic_axes = ("T",)
+    scalar_names = ("eps",)
+
+    def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        t, h = workload.axes["T"], workload.problem.int("H")
+        specs = [TensorSpec("x", DType.F32, (t, h), Role.IN), TensorSpec("weight", DType.F32, (h,), Role.IN)]
+        if workload.problem.int("residual"):
+            specs.append(TensorSpec("residual", DType.F32, (t, h), Role.INOUT))
+        return (*specs, TensorSpec("out", DType.F32, (t, h), Role.OUT))
+
+    def scalars(self, workload: Workload) -> tuple[float, ...]:
+        return (1e-5,)
+
+    def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        t, h = workload.axes["T"], workload.problem.int("H")
+        rng = np.random.default_rng([seed, 2])
+        made = {"x": numerics.draw(rng, t, h, distribution), "weight": rng.uniform(0.5, 1.5, h).astype(np.float32)}
+        if workload.problem.int("residual"):
+            made["residual"] = numerics.draw(rng, t, h, distribution)
+        return made
+
+    def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
+        import numpy as np
+
+        h = inputs["x"].astype(np.float64)
+        bounds = {}
+        if "residual" in inputs:
+            h = h + inputs["residual"]
+            bounds["residual"] = Bound(h, U * np.abs(h))
+        exact = h / np.sqrt((h * h).mean(axis=1, keepdims=True) + self.scalars(workload)[0]) * inputs["weight"]
+        error = numerics.sum_error(h.shape[1]) / 2 + 9 * U
+        return {**bounds, "out": Bound(exact, error * np.abs(exact) + TINY)}
+
+    def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        out = np.empty_like(inputs["x"])
+        residual = np.array(inputs["residual"]) if "residual" in inputs else None
+        spec.call("rms_norm", *out.shape, self.scalars(workload)[0], inputs["x"], inputs["weight"], residual, out)
+        return {"out": out} if residual is None else {"residual": residual, "out": out}
+
+    def cost(self, workload: Workload) -> Cost:
+        specs = self.tensors(workload)
+        moved = sum(t.bytes * (2 if t.role is Role.INOUT else 1) for t in specs)
+        return Cost(0, moved, (("fp32_fma", 4 * workload.axes["T"] * workload.problem.int("H")),))
+
+    def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
+        return {"T": buckets.point(buckets.TOKENS, dynamic["T"])}
+
+    def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
+        return [Workload.of(workload.problem, workload.count, workload.phase, T=t)
+                for t in buckets.inside(buckets.TOKENS, workload.axes["T"], seed)]

@@ -1,0 +1,152 @@
+"""The small operators: ``silu_mul``, ``gather_rows``, ``argmax``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kforge.core.dtypes import DType
+from kforge.core.workload import Problem, Workload
+from kforge.operators import buckets, numerics, spec
+from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Role, TensorSpec
+from kforge.operators.numerics import U
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class SiluMul(Operator):
+    """out = silu(gate) * up, gate first in ``gate_up``.
+
+    Bound. exp within 2u, sum, quotient and product: ``8u |ref|``; where float32 exp(-gate) overflows, ``2^-119 |up|``.
+    """
+
+    name = "silu_mul"
+    static_axes = ("I",)
+    dynamic_axes = ("T",)
+
+    def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        t, i = workload.axes["T"], workload.problem.int("I")
+        return (TensorSpec("gate_up", DType.F32, (t, 2 * i), Role.IN), TensorSpec("out", DType.F32, (t, i), Role.OUT))
+
+    def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        t, i = workload.axes["T"], workload.problem.int("I")
+        rng = np.random.default_rng([seed, 6])
+        gate = numerics.draw(rng, t, i, distribution) * np.float32(4)
+        return {"gate_up": np.concatenate([gate, numerics.draw(rng, t, i, Distribution.NORMAL)], axis=1)}
+
+    def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
+        import numpy as np
+
+        gate, up = np.split(inputs["gate_up"].astype(np.float64), 2, axis=1)
+        exact = numerics.silu(gate) * up
+        return {"out": Bound(exact, 8 * U * np.abs(exact) + 2.0**-119 * np.abs(up))}
+
+    def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        t, i = workload.axes["T"], workload.problem.int("I")
+        out = np.empty((t, i), np.float32)
+        spec.call("silu_mul", t, i, inputs["gate_up"], out)
+        return {"out": out}
+
+    def cost(self, workload: Workload) -> Cost:
+        elements = workload.axes["T"] * workload.problem.int("I")
+        return Cost(0, sum(t.bytes for t in self.tensors(workload)), (("fp32_fma", 20 * elements),))
+
+    def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
+        return {"T": buckets.point(buckets.TOKENS, dynamic["T"])}
+
+    def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
+        return [Workload.of(workload.problem, workload.count, workload.phase, T=t)
+                for t in buckets.inside(buckets.TOKENS, workload.axes["T"], seed)]
+
+
+class GatherRows(Operator):
+    """out[r] = x[index[r]], bit for bit: the bound is zero."""
+
+    name = "gather_rows"
+    static_axes = ("H",)
+    dynamic_axes = ("R", "T")
+
+    def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        axes, h = workload.axes, workload.problem.int("H")
+        return (TensorSpec("x", DType.F32, (axes["T"], h), Role.IN), TensorSpec("index", DType.I32, (axes["R"],), Role.IN),
+                TensorSpec("out", DType.F32, (axes["R"], h), Role.OUT))
+
+    def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        axes = workload.axes
+        rng = np.random.default_rng([seed, 7])
+        index = rng.integers(0, axes["T"], axes["R"]).astype(np.int32)
+        index[:1] = axes["T"] - 1
+        return {"x": numerics.draw(rng, axes["T"], workload.problem.int("H"), distribution), "index": index}
+
+    def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
+        import numpy as np
+
+        exact = inputs["x"][inputs["index"]].astype(np.float64)
+        return {"out": Bound(exact, np.zeros_like(exact))}
+
+    def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Nothing is rounded, so there is no order to fix."""
+        return {"out": inputs["x"][inputs["index"]]}
+
+    def cost(self, workload: Workload) -> Cost:
+        return Cost(0, 8 * workload.axes["R"] * workload.problem.int("H") + 4 * workload.axes["R"], ())
+
+    def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
+        rows = buckets.point(buckets.TOKENS, dynamic["R"])
+        return {"R": rows, "T": max(rows, buckets.point(buckets.TOKENS, dynamic["T"]))}
+
+    def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
+        return [Workload.of(workload.problem, workload.count, workload.phase, R=r, T=r + extra)
+                for r, extra in zip(buckets.inside(buckets.TOKENS, workload.axes["R"], seed), (0, 3, 50, 7), strict=False)]
+
+
+class Argmax(Operator):
+    """out[r] = the lowest index of the largest logit of row r; exact."""
+
+    name = "argmax"
+    static_axes = ("V",)
+    dynamic_axes = ("R",)
+
+    def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
+        r, v = workload.axes["R"], workload.problem.int("V")
+        return (TensorSpec("logits", DType.F32, (r, v), Role.IN), TensorSpec("out", DType.I32, (r,), Role.OUT))
+
+    def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
+        """Every other row has its maximum two more times; ONE_HOT rows may have a negative hot value: all others tie."""
+        import numpy as np
+
+        rng = np.random.default_rng([seed, 8])
+        logits = numerics.draw(rng, workload.axes["R"], workload.problem.int("V"), distribution)
+        for row in logits[::2]:
+            row[rng.integers(0, len(row), 2)] = row.max()
+        return {"logits": np.ascontiguousarray(logits)}
+
+    def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
+        import numpy as np
+
+        largest = inputs["logits"] == inputs["logits"].max(axis=1, keepdims=True)
+        exact = np.where(largest, np.arange(largest.shape[1]), largest.shape[1]).min(axis=1).astype(np.float64)
+        return {"out": Bound(exact, np.zeros_like(exact))}
+
+    def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Nothing is rounded, so there is no order to fix."""
+        import numpy as np
+
+        return {"out": inputs["logits"].argmax(axis=1).astype(np.int32)}
+
+    def cost(self, workload: Workload) -> Cost:
+        return Cost(0, sum(t.bytes for t in self.tensors(workload)), ())
+
+    def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
+        return {"R": buckets.point(buckets.TOKENS, dynamic["R"])}
+
+    def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
+        return [Workload.of(workload.problem, workload.count, workload.phase, R=r)
+                for r in buckets.inside(buckets.TOKENS, workload.axes["R"], seed)]
