@@ -12,6 +12,7 @@ from kforge.cli.generate import Act, KvTokens, ModelArgument, Threads, open_mode
 from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
+    from kforge.core.target import Target
     from kforge.engine.engine import Engine
     from kforge.engine.measure import Comparison, Figure, Summary
 
@@ -34,6 +35,9 @@ def engine(
     """Tokens/s at some batches and prompt lengths: interleaved runs, medians, spreads, ratios."""
     from kforge.engine.engine import Engine
     from kforge.engine.measure import compare, decode_setting, prefill_setting
+    from kforge.engine.weights import Weights
+    from kforge.targets.files import load_target
+    from kforge.targets.probe import BandwidthProbe
 
     opened = open_model(model)
     settings = [decode_setting(n, context, decode) for n in _numbers("--batch", batch)]
@@ -41,12 +45,14 @@ def engine(
     if not settings:
         raise KforgeError("Nothing to measure: give --batch or --prefill.")
     names = list(dict.fromkeys(usable_kernels(name.strip()) for name in kernels.split(",")))
-    engines = {
-        name: Engine(opened, name, threads=threads, kv_tokens=kv_tokens, act=act, torch_dtype=torch_dtype, text=False)
-        for name in names
-    }
-    comparison = compare(engines, settings, repeats, _bandwidth_probe(threads), progress=_progress)
+    packed = Weights(opened) if set(names) != {"none"} else None
+    engines = {name: Engine(opened, name, threads=threads, kv_tokens=kv_tokens, act=act, torch_dtype=torch_dtype,
+                            text=False, weights=packed) for name in names}
+    target = load_target("host")
+    with BandwidthProbe(threads or target.cores) as probe:
+        comparison = compare(engines, settings, repeats, lambda: probe.measure(0.1).value, _progress)
     document = _document(opened.config.name, engines, comparison, act, torch_dtype)
+    document["machine"] = _machine(target, threads)
     if json_file is not None:
         json_file.write_text(json.dumps(document, indent=1) + "\n")
     _print(opened.config.name, engines, comparison, act, torch_dtype)
@@ -104,13 +110,21 @@ def _print(model: str, engines: dict[str, Engine], comparison: Comparison, act: 
 
 def _document(model: str, engines: dict[str, Engine], comparison: Comparison, act: str,
               torch_dtype: str) -> dict[str, Any]:
-    from kforge.cli.machine import machine
-
     return {
-        "machine": machine(), "model": model, "act": act, "torch_dtype": torch_dtype,
+        "model": model, "act": act, "torch_dtype": torch_dtype,
         "bandwidth": _summary(comparison.bandwidth), "figures": [_figure(figure) for figure in comparison.figures],
         "kernels": {name: [vars(use) for use in one.kernels_used()] for name, one in engines.items()},
     }
+
+
+def _machine(target: Target, threads: int | None) -> dict[str, Any]:
+    import platform
+    from importlib import metadata
+
+    return {"cpu": target.model, "cores": target.cores, "threads": threads or target.cores,
+            "system": f"{platform.system()} {platform.release()}",
+            "compilers": [f"{c.name} {c.version}" for c in target.compilers],
+            "versions": {name: metadata.version(name) for name in ("numpy", "torch")}}
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

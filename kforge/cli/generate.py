@@ -117,13 +117,10 @@ def open_engine(model: str, kernels: str, threads: int | None, kv_tokens: int, a
 
 def open_model(name: str) -> Model:
     """A file or folder by path, or a model by the name that ``kforge model get`` knows."""
-    from pathlib import Path
-
     from kforge.models import load
-    from kforge.models.fetch import get
+    from kforge.models.fetch import resolve
 
-    path = Path(name)
-    return load(path if path.exists() or path.suffix or "/" in name else get(name))
+    return load(resolve(name))
 
 
 def usable_kernels(kernels: str) -> str:

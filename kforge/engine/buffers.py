@@ -16,7 +16,7 @@ from kforge.native import Arena
 from kforge.operators import get
 from kforge.operators.layouts import panel_layout
 
-KV_TYPES = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
+KV_TYPES: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
 F32 = np.dtype(np.float32)
 _SLACK = 4096  # alignment of each array
 
@@ -35,7 +35,7 @@ class Buffers:
         positions = limits.context
         kv_type, page = KV_TYPES[kv], limits.page_tokens
         cache = (c.layers, limits.pages, c.kv_heads)
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             "x": (T, c.hidden), "h": (T, c.hidden), "qkv": (T, c.q_size + 2 * c.kv_size), "q": (T, c.q_size),
             "attn": (T, c.q_size), "gate_up": (T, 2 * c.intermediate), "ff": (T, c.intermediate),
             "last": (S, c.hidden), "last_h": (S, c.hidden), "logits": (S, c.vocab),

@@ -22,6 +22,7 @@ from kforge.engine.text import TextStream
 
 if TYPE_CHECKING:
     from kforge.engine.kernel_set import KernelSet
+    from kforge.engine.weights import Weights
     from kforge.models.model import Model
 
 PAGE_TOKENS = 64
@@ -56,13 +57,14 @@ class Engine:
     ``kv``: element type of the cache ("f32", "bf16", "f16"); ``act``: "a8" or "f32" activations of integer-quantised
     weights (None: a8). ``kv_tokens``: positions that the cache holds in all. ``rows``: panel height of packed weights
     (None: the kernel set's choice). ``text`` False: outputs carry ids only, no tokenizer is needed.
+    ``weights``: packed weights to share with other engines on kernels for the same model.
     Raises ``KforgeError`` for a model that does not fit into memory.
     """
 
     def __init__(self, model: Model, kernels: str | KernelSet = "none", *, threads: int | None = None, kv: str = "bf16",
                  act: str | None = None, max_tokens_per_step: int = 512, max_sequences: int = 64,
                  kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None, torch_dtype: str = "f32",
-                 text: bool = True) -> None:
+                 text: bool = True, weights: Weights | None = None) -> None:
         if max_sequences < 1 or max_tokens_per_step < 1:
             raise KforgeError("max_sequences and max_tokens_per_step must be at least 1.")
         pages = -(-kv_tokens // PAGE_TOKENS)
@@ -73,7 +75,7 @@ class Engine:
         self.on_logits: LogitsObserver | None = None  # gets (sequence, position of the token to choose, f32[V] view)
         self._blocks = BlockManager(pages, PAGE_TOKENS)
         self._scheduler = Scheduler(self._blocks, self.limits.max_tokens, self.limits.max_sequences)
-        self._runner = _make_runner(model, kernels, self.limits, options)
+        self._runner = _make_runner(model, kernels, self.limits, options, weights)
         self._has_text = text
         self._sequences: dict[int, _InFlight] = {}
         self._ids = itertools.count()
@@ -249,7 +251,8 @@ class _InFlight:
     text: TextStream | None
 
 
-def _make_runner(model: Model, kernels: str | KernelSet, limits: StepLimits, options: RunnerOptions) -> Runner:
+def _make_runner(model: Model, kernels: str | KernelSet, limits: StepLimits, options: RunnerOptions,
+                 weights: Weights | None) -> Runner:
     if kernels == "none":
         from kforge.engine.torch_runner import TorchRunner
 
@@ -257,4 +260,5 @@ def _make_runner(model: Model, kernels: str | KernelSet, limits: StepLimits, opt
     from kforge.engine.kernel_set import named
     from kforge.engine.native_runner import NativeRunner
 
-    return NativeRunner(model, named(kernels) if isinstance(kernels, str) else kernels, limits, options)
+    chosen = named(kernels) if isinstance(kernels, str) else kernels
+    return NativeRunner(model, chosen, limits, options, weights)

@@ -111,7 +111,7 @@ def compare(engines: Mapping[str, Engine], settings: Sequence[Setting], repeats:
     samples: dict[tuple[str, str], list[Sample]] = {(name, s.name): [] for s in settings for name in engines}
     bandwidth = []
     for round_ in range(repeats + 1):
-        order = list(engines) if round_ % 2 else list(reversed(engines))
+        order = list(engines)[:: 1 if round_ % 2 else -1]
         for setting in settings:
             for name in order:
                 if progress:

@@ -43,33 +43,35 @@ class _Built:
 class NativeRunner:
     """Runs steps with kernels of a ``KernelSet``; see ``kforge.engine.runner.Runner``."""
 
-    def __init__(self, model: Model, kernels: KernelSet, limits: StepLimits, options: RunnerOptions) -> None:
+    def __init__(self, model: Model, kernels: KernelSet, limits: StepLimits, options: RunnerOptions,
+                 weights: Weights | None = None) -> None:
         kv, rows = options.kv, options.rows
         config = model.config
         stored = sum(model.format(r.role, r.layer).traits.bits_per_weight / 8 * np.prod(shape_of(config, r.role))
                      for r in roles_of(config) if isinstance(r.role, Matrix))
         cache = limits.pages * limits.page_tokens * config.kv_bytes_per_token(4 if kv == "f32" else 2)
-        require_memory(config.name, int(stored * 1.05), cache)
+        weights = weights or Weights(model)
+        require_memory(config.name, max(int(stored * 1.05) - weights.bytes, 0), cache)
         self._kernels = kernels
         self._team = Team(options.threads or kernels.target.cores)
         calls = step_calls(model, StepOptions(kv=kv, page=limits.page_tokens, act=options.act))
         self._calls = with_rows(calls, kernels.rows if rows is None else lambda _: rows)
         self.buffers = Buffers(model, limits, kv)
         self.inputs, self.greedy, self.logits = self.buffers.inputs, self.buffers.greedy, self.buffers.logits
-        weights = Weights(model)
         self._tensors = [self.buffers.tensors(call, weights) for call in self._calls]
         self._loaded: dict[str, Kernel] = {}
         self._built: dict[tuple[str, ...], _Built] = {}
         self._at: dict[_Point, Program] = {}
         self._last: Program | None = None
+        # Builds happen and missing kernels show when the engine is made, not amid the first request.
+        first = _Point(1, 1, 1, limits.page_tokens)
+        self._at[first] = self._program(first)
 
     def run(self, shape: StepShape) -> None:
         point = _Point(shape.tokens, shape.sequences, shape.rows, 1 << (shape.max_context - 1).bit_length())
         program = self._at.get(point)
         if program is None:
             program = self._at[point] = self._program(point)
-            self.buffers.set_axes(point.largest(self.inputs.limits))
-            program.reserve()  # scratch need not grow with the axes, so the largest step's is not enough
         self.buffers.set_axes(shape)
         program.run()
         self._last = program
@@ -109,6 +111,7 @@ class NativeRunner:
             key = (call.problem, call.kind.per_sequence)
             if key not in chosen:
                 chosen[key] = self._kernels.choose(call.problem, self.buffers.dynamic(call, shape))
+        self.buffers.set_axes(shape)
         identity = (str(bool(point.rows)), *(kernel.candidate_hash for kernel in chosen.values()))
         if identity not in self._built:
             kernels = tuple(chosen[self._calls[i].problem, self._calls[i].kind.per_sequence] for i in wanted)
@@ -118,7 +121,9 @@ class NativeRunner:
                 program.add(self._load(kernel), self._tensors[i], self.buffers.axes(call), self.buffers.scalars(call),
                             label=call.label, max_axes=self.buffers.max_axes(call))
             self._built[identity] = _Built(program, kernels, tuple(self._calls[i] for i in wanted))
-        return self._built[identity].program
+        program = self._built[identity].program
+        program.reserve()  # scratch need not grow with the axes, so the largest step's is not enough
+        return program
 
     def _load(self, kernel: ChosenKernel) -> Kernel:
         if kernel.candidate_hash not in self._loaded:

@@ -11,7 +11,7 @@ from kforge.core.layout import Layout
 from kforge.core.workload import Problem
 from kforge.models.graph import Call
 from kforge.models.model import Model
-from kforge.models.roles import WeightRef
+from kforge.models.roles import Matrix, WeightRef
 from kforge.native import Arena
 from kforge.operators import layouts
 
@@ -32,7 +32,7 @@ class Weights:
         """u8[bytes]: the matrices one below the other, packed."""
         key = (refs, layout)
         if key not in self._packed:
-            parts = [self._model.tensor(ref.role, ref.layer) for ref in refs]
+            parts = [self._model.tensor(Matrix(ref.role), ref.layer) for ref in refs]
             whole = parts[0] if len(parts) == 1 else layouts.concat(parts)
             self._packed[key] = self._keep(layouts.pack(whole, layout))
         return self._packed[key]
