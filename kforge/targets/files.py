@@ -19,7 +19,7 @@ _log = logging.getLogger("kforge.targets")
 
 
 def list_targets() -> tuple[str, ...]:
-    """Names that ``load_target`` takes: shipped ones and the user's, sorted; the user's file wins over a shipped one."""
+    """Names that ``load_target`` takes: shipped and the user's, sorted; the user's file wins over a shipped one."""
     return tuple(sorted({path.stem for folder in _folders() if folder.is_dir() for path in folder.glob("*.toml")}))
 
 

@@ -27,7 +27,7 @@ class Limit:
 
 
 def time_limit(cost: Cost, target: Target, threads: int | None = None, bandwidth: float | None = None) -> Limit:
-    """Streamed bytes over bandwidth or operations over peak, whichever is more, with ``threads`` threads (default: all).
+    """Streamed bytes over bandwidth or operations over peak, whichever is more, with ``threads`` (default: all cores).
 
     ``bandwidth`` (bytes/s) replaces the target's stored figure by one measured a moment ago. Peaks scale with the share
     of cores in use. Several kinds of operations count as overlapping, and bytes in cache as free: it is a bound from
