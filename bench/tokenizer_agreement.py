@@ -2,8 +2,9 @@
 
     python bench/tokenizer_agreement.py MODEL.gguf --peer-python /path/to/venv/bin/python [--count 10000] [--json FILE]
 
-``--peer-python`` is any interpreter that can import ``llama_cpp``. ``--fixture FILE`` writes strings with
-llama.cpp's ids for the tests. Ends with 1 when a string differs.
+``--peer-python`` is any interpreter that can import ``llama_cpp``. ``--rules llama-bpe,qwen2`` compares the model's
+vocabulary under other pre-tokenisers as well. ``--fixture FILE`` writes strings with llama.cpp's ids for the tests.
+Ends with 1 when a string differs.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import regex
 
-import kforge.models
+from kforge.models.gguf_file import GGUFModel
+from kforge.models.gguf_header import Header
+from kforge.models.gguf_tokenizer import tokenizer_of
 
 RANGES = [(0x20, 0x7F), (0xA0, 0x250), (0x300, 0x370), (0x370, 0x530), (0x590, 0x780), (0x900, 0xE80), (0x1100, 0x1200),
           (0x1E00, 0x2000), (0x2000, 0x2070), (0x20A0, 0x2C00), (0x3000, 0x3100), (0x4E00, 0x9FFF), (0xAC00, 0xD7A4),
@@ -55,36 +61,77 @@ def peer_ids(python: str, model: Path, strings: list[str], special: bool) -> lis
     return json.loads(done.stdout[done.stdout.index("["):])
 
 
+def write_vocabulary(header: Header, rule: str, path: Path) -> None:
+    """A GGUF file with the header's vocabulary, the given pre-tokeniser and no tensors."""
+    fields = header.fields
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_vocab_size(len(fields["tokenizer.ggml.tokens"]))
+    writer.add_context_length(1)
+    writer.add_embedding_length(1)
+    writer.add_block_count(1)
+    writer.add_head_count(1)
+    writer.add_feed_forward_length(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(rule)
+    writer.add_token_list(fields["tokenizer.ggml.tokens"])
+    writer.add_token_types(fields["tokenizer.ggml.token_type"])
+    writer.add_token_merges(fields["tokenizer.ggml.merges"])
+    writer.add_bos_token_id(fields["tokenizer.ggml.bos_token_id"])
+    writer.add_eos_token_id(fields["tokenizer.ggml.eos_token_id"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def with_rule(header: Header, rule: str) -> Header:
+    return replace(header, fields={**header.fields, "tokenizer.ggml.pre": rule})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--peer-python", required=True)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rules", default="")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--fixture", type=Path)
     args = parser.parse_args()
 
-    tokenizer = kforge.models.load(args.model).tokenizer
-    control = sorted(tokenizer.vocabulary.control)[:8]
-    strings = random_strings(args.count, args.seed, [tokenizer.vocabulary.texts[i] for i in control])
-    different, seconds = 0, 0.0
-    for special in (False, True):
-        theirs = peer_ids(args.peer_python, args.model, strings, special)
-        start = time.perf_counter()
-        ours = [tokenizer.encode(text, add_bos=False, parse_special=special) for text in strings]
-        seconds += time.perf_counter() - start
-        for text, a, b in zip(strings, ours, theirs, strict=True):
-            if a != b:
-                different += 1
-                if different <= 20:
-                    print(f"differs (special={special}): {text!r}\n  kforge    {a}\n  llama.cpp {b}")
-        if args.fixture and special:
-            cases = [{"text": text, "ids": ids} for text, ids in zip(strings, theirs, strict=True)]
-            args.fixture.write_text(json.dumps(cases, ensure_ascii=True, indent=0) + "\n")
-    print(f"{args.model.name}: {2 * args.count} encodings of {args.count} strings, {different} differ from llama.cpp's")
+    model = GGUFModel(args.model)
+    own = str(model.header.fields.get("tokenizer.ggml.pre", "default"))
+    different, seconds, fixture = 0, 0.0, {}
+    for rule in dict.fromkeys([own, *filter(None, args.rules.split(","))]):
+        tokenizer = tokenizer_of(args.model, with_rule(model.header, rule), model.config)
+        control = sorted(tokenizer.vocabulary.control)[:8]
+        strings = random_strings(args.count, args.seed, [tokenizer.vocabulary.texts[i] for i in control])
+        with tempfile.TemporaryDirectory() as folder:
+            file = args.model
+            if rule != own:
+                file = Path(folder) / "vocabulary.gguf"
+                write_vocabulary(model.header, rule, file)
+            theirs = {special: peer_ids(args.peer_python, file, strings, special) for special in (False, True)}
+        count = 0
+        for special, ids in theirs.items():
+            start = time.perf_counter()
+            ours = [tokenizer.encode(text, add_bos=False, parse_special=special) for text in strings]
+            seconds += time.perf_counter() - start
+            for text, a, b in zip(strings, ours, ids, strict=True):
+                count += a != b
+                if a != b and count <= 10:
+                    print(f"differs ({rule}, special={special}): {text!r}\n  kforge    {a}\n  llama.cpp {b}")
+        different += count
+        fixture[rule] = [{"text": text, "ids": ids} for text, ids in zip(strings, theirs[True], strict=True)]
+        print(f"{args.model.name}, {rule}: {2 * len(strings)} encodings of {len(strings)} strings, "
+              f"{count} differ from llama.cpp's")
+    if args.fixture:
+        args.fixture.parent.mkdir(parents=True, exist_ok=True)
+        args.fixture.write_text(json.dumps(fixture, ensure_ascii=True, separators=(",", ":")) + "\n")
     if args.json:
-        args.json.write_text(json.dumps({"strings": args.count, "different": different, "seconds": seconds}) + "\n")
+        figures = {"strings": args.count, "rules": list(fixture), "different": different, "seconds": seconds}
+        args.json.write_text(json.dumps(figures) + "\n")
     return 1 if different else 0
 
 

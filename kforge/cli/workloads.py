@@ -56,8 +56,8 @@ def _document(priced: PricedRow) -> dict:
         "mode": priced.row.mode.name, "call": priced.row.kind.value, "operator": workload.problem.operator,
         "static": dict(workload.problem.static), "dynamic": workload.axes, "count": workload.count,
         "streamed_bytes": priced.cost.streamed_bytes, "hot_bytes": priced.cost.hot_bytes,
-        "operations": dict(priced.cost.operations), "limit_seconds": priced.limit.seconds, "bound_by": priced.limit.bound_by,
-        "step_seconds": priced.seconds, "share": priced.share,
+        "operations": dict(priced.cost.operations), "limit_seconds": priced.limit.seconds,
+        "bound_by": priced.limit.bound_by, "step_seconds": priced.seconds, "share": priced.share,
     }
 
 

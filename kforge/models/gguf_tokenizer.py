@@ -40,7 +40,7 @@ def tokenizer_of(path: Path, header: Header, config: ModelConfig) -> Tokenizer:
         rule = _rule(path, fields.get("tokenizer.ggml.pre", "default"))
         backend = _byte_level(path, texts, fields.get("tokenizer.ggml.merges"), rule)
         encoder = PartitioningEncoder(backend, specials, len(texts))
-        style, default_bos = PieceStyle.BYTE_LEVEL, rule.add_bos
+        style, default_bos, prefix = PieceStyle.BYTE_LEVEL, rule.add_bos, False
     else:
         scores = fields.get("tokenizer.ggml.scores")
         prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
@@ -50,7 +50,7 @@ def tokenizer_of(path: Path, header: Header, config: ModelConfig) -> Tokenizer:
     if config.chat_template is not None:
         names = [texts[i] if i is not None and i < len(texts) else "" for i in (config.bos_id, config.eos_id)]
         chat = ChatTemplate(config.chat_template, str(path), *names)
-    vocabulary = Vocabulary(tuple(texts), frozenset(control), frozenset(user), style)
+    vocabulary = Vocabulary(tuple(texts), frozenset(control), frozenset(user), style, prefix)
     add_bos = bool(fields.get("tokenizer.ggml.add_bos_token", default_bos))
     return Tokenizer(encoder, vocabulary, config.bos_id, config.eos_id, add_bos, chat)
 

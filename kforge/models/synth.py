@@ -149,7 +149,7 @@ _SPREAD = {
 def random_bytes(rng: np.random.Generator, format: WeightFormat, elements: int, columns: int) -> np.ndarray:
     """u8: the file's bytes of a random matrix of this many elements with rows of ``columns``.
 
-    Integers are uniform bits, and scales vary by a quarter from block to block; floats are +-[1, 2) times one power of 2.
+    Integers are uniform bits, and scales vary by a quarter from block to block; floats are +-[1, 2) times 2^e.
     """
     traits = format.traits
     scale = 1.0 / math.sqrt(columns)

@@ -107,6 +107,7 @@ class Vocabulary:
     control: frozenset[int]  # shown as nothing when decoding
     literal: frozenset[int]  # user-defined tokens whose text is not in the piece alphabet
     style: PieceStyle
+    prefix_space: bool = False  # encoding puts a space first, decoding takes it off
 
     def piece(self, token: int, show_special: bool = False) -> bytes:
         """The bytes that a token stands for."""
@@ -157,7 +158,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, show_special: bool = False) -> str:
         """The text of a whole sequence; bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(self.vocabulary.piece(i, show_special) for i in ids).decode("utf-8", "replace")
+        text = b"".join(self.vocabulary.piece(i, show_special) for i in ids).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.vocabulary.prefix_space else text
 
     def detokenizer(self, *, show_special: bool = False) -> Detokenizer:
         return Detokenizer(self.vocabulary, show_special)
