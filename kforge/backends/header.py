@@ -70,7 +70,7 @@ class _Parser:
             self.data = tomllib.loads(self.body)
         except tomllib.TOMLDecodeError as error:
             at = _TOML_LINE.search(str(error))
-            line = self.first + (int(at.group(1)) - 1 if at else 0)
+            line = self.first + (int(at.group(1)) - 1 if at else self.body.rstrip().count("\n"))
             raise TemplateError(path, line, f"the header is not TOML: {error}") from None
 
     def line(self, word: str) -> int:

@@ -82,7 +82,7 @@ def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...],
         try:
             data = _artifact(work / _OUTPUT)
         except OSError as error:
-            return Failure(FailureClass.COMPILE, f"{compiler.name} left no object: {error.strerror}", outcome.text[-2000:])
+            return Failure(FailureClass.COMPILE, f"{compiler.name} left no object: {error.strerror}", outcome.text)
     found = examine(data)
     if isinstance(found, Failure):
         return found

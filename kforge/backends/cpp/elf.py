@@ -21,7 +21,9 @@ MAX_BYTES = 16 << 20
 
 _TAGS = {"DT_NULL", "DT_HASH", "DT_GNU_HASH", "DT_STRTAB", "DT_SYMTAB", "DT_STRSZ", "DT_SYMENT", "DT_RELA",
          "DT_RELASZ", "DT_RELAENT", "DT_RELACOUNT", "DT_FLAGS", "DT_FLAGS_1", "DT_BIND_NOW"}
-_SEGMENTS = {"PT_LOAD", "PT_DYNAMIC", "PT_GNU_STACK", "PT_GNU_RELRO", "PT_PHDR", "PT_NULL"}
+# The second line's only describe bytes of others; the loader looks at none of them.
+_SEGMENTS = {"PT_LOAD", "PT_DYNAMIC", "PT_GNU_STACK", "PT_GNU_RELRO", "PT_PHDR", "PT_NULL",
+             "PT_NOTE", "PT_GNU_PROPERTY", "PT_GNU_EH_FRAME", "PT_GNU_SFRAME"}
 _R_X86_64_RELATIVE = 8
 _X, _W, _R = 1, 2, 4
 

@@ -53,13 +53,12 @@ def run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[s
     """Runs ``command`` (the first word an absolute path) in ``work``, the only folder that it may write to.
 
     It reads the system's programs and libraries and ``readable``. As root it runs as nobody, who is given ``work``,
-    unless nobody cannot reach the command; then as root without capabilities. What it started is dead on return.
+    unless nobody cannot reach the command; then as root without capabilities. All that it started is dead on return
+    (without namespaces, all that stayed in its process group).
     Raises KforgeError when it cannot be confined or started.
     """
     launcher = build_program("kforge-confine", [_HERE / "confine.cc"], include_dirs=[_HERE, _HERE.parent])
-    drop = os.geteuid() == 0 and all(_reachable(path) for path in (command[0], *readable))
-    if drop:
-        _give_away(work)
+    drop = os.geteuid() == 0 and all(_reachable(path) for path in (command[0], *readable)) and _give_away(work)
     argv = [str(launcher), str(int(limits.seconds) + 1), str(limits.memory_bytes), str(limits.file_bytes),
             str(int(drop)), str(work), *_SYSTEM, *readable, "--", *command]
     path = os.pathsep.join(dict.fromkeys([str(Path(command[0]).parent), "/usr/bin", "/bin"]))
@@ -103,10 +102,15 @@ def _reachable(path: str) -> bool:
     return all(folder.stat().st_mode & 0o001 for folder in real.parents)
 
 
-def _give_away(work: Path) -> None:
-    """Makes nobody the owner, so that a compiler without privileges can write there."""
-    for item in (work, *work.rglob("*")):
-        os.chown(item, _NOBODY, _NOBODY, follow_symlinks=False)
+def _give_away(work: Path) -> bool:
+    """Makes nobody the owner, so that a compiler without privileges can write there. False in a container whose root
+    may not: its root has no more rights than a user."""
+    try:
+        for item in (work, *work.rglob("*")):
+            os.chown(item, _NOBODY, _NOBODY, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
