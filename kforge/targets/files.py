@@ -61,11 +61,11 @@ def save_target(target: Target, path: Path | None = None) -> Path:
     return path
 
 
-def host(refresh: bool = False) -> Target:
+def host(refresh: bool = False, quick: bool = False) -> Target:
     """This machine, probed once and kept; probed again when CPU, cores, memory or compilers changed, or on ``refresh``.
 
     A kept file that cannot be read is replaced. When the data folder cannot be written the result is not kept, with a
-    warning.
+    warning. ``quick`` does not ask whether the compilers changed, which takes longer than all the rest of a look-up.
     """
     from kforge.native import find_compilers
     from kforge.targets.cpu import read_cpu
@@ -75,8 +75,9 @@ def host(refresh: bool = False) -> Target:
     if not refresh and path.is_file():
         try:
             kept = _read(path)
-            if (kept.model, kept.features, kept.cores, kept.memory_bytes, kept.compilers) == (
-                    facts.model, facts.features, facts.cores, facts.memory_bytes, find_compilers()):
+            same = (kept.model, kept.features, kept.cores, kept.memory_bytes) == (
+                facts.model, facts.features, facts.cores, facts.memory_bytes)
+            if same and (quick or kept.compilers == find_compilers()):
                 return kept
         except KforgeError as error:
             _log.warning("%s: probing again", error)

@@ -33,7 +33,7 @@ def test_every_loop_that_this_cpu_can_run_gives_a_figure(peak, loop):
 
 @pytest.mark.skipif("avx512_vnni" not in FEATURES, reason="needs AVX-512 VNNI")
 def test_int8_dot_products_are_about_four_times_as_fast_as_fp32():
-    # One instruction a cycle each, on lanes a quarter as wide. The best of three, since other load takes from any of them.
+    # One instruction a cycle each, on lanes a quarter as wide. The best of three, since other load takes from any.
     fp32, int8 = (max(measure_peak(name, threads=1, seconds=0.1).value for _ in range(3))
                   for name in ("fp32_fma", "int8_dot"))
     assert 2 < int8 / fp32 < 6

@@ -3,6 +3,7 @@
 #define KFORGE_NATIVE_WAIT_H
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace kforge {
