@@ -47,9 +47,13 @@ def _found(cxx: str, path: str) -> _Found:
         compilers.append(_from_environment(cxx))
     for name in ("g++", "clang++"):
         versions: list[Compiler] = []
+        files: set[str] = set()
         for command in (name, *(f"{name}-{n}" for n in range(_NEWEST_TRIED, OLDEST[name] - 1, -1))):
             where = shutil.which(command, path=path)
-            if where and (compiler := _ask(where)) is not None:
+            if where is None or (file := _file(where)) in files:
+                continue  # asking costs a process
+            files.add(file)
+            if (compiler := _ask(where)) is not None:
                 versions.append(compiler)
         versions.sort(key=_major, reverse=True)  # stable: the unversioned command wins among equals
         compilers += versions
@@ -67,6 +71,12 @@ def _from_environment(cxx: str) -> Compiler:
     if compiler is None:
         raise KforgeError(f"CXX={cxx!r} is not a C++ compiler that runs; unset it or point it at g++ or clang++")
     return compiler
+
+
+def _file(path: str) -> str:
+    """What a command's link leads to, unless that is a wrapper (ccache) which acts by the name that it is called by."""
+    file = os.path.realpath(path)
+    return file if any(name in os.path.basename(file) for name in ("g++", "clang")) else path
 
 
 def _ask(path: str) -> Compiler | None:
