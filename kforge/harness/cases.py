@@ -54,6 +54,11 @@ def is_huge(operator: Operator, workload: Workload) -> bool:
     return operations(operator, workload) > HUGE_OPERATIONS
 
 
+def call_seconds_allowed(operator: Operator, workload: Workload) -> float:
+    """Time limit of one call: a hundred times slower than scalar code, and at least two seconds."""
+    return 2.0 + operations(operator, workload) / 2e7
+
+
 def plan_cases(operator: Operator, workload: Workload, seed: int) -> tuple[Case, ...]:
     """Cheap cases first, so that a wrong candidate is found out early; each distribution at least once."""
     shapes = sorted(operator.shapes(workload, seed), key=lambda w: operations(operator, w))

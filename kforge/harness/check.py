@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kforge.core.trial import Failure, FailureClass, NumericsClass
-from kforge.harness.cases import HUGE_OPERATIONS, Answer, Answers, Case, operations
+from kforge.harness.cases import HUGE_OPERATIONS, Answer, Answers, Case, call_seconds_allowed, operations
 from kforge.harness.process import POISONS, Process
 from kforge.harness.values import Mismatch, beyond_bound, differing_bits
 from kforge.operators.base import Operator, Role, TensorSpec
@@ -45,7 +45,7 @@ def check(process: Process, operator: Operator, numerics: NumericsClass, cases: 
 def check_case(process: Process, operator: Operator, case: Case, answer: Answer, threads: int) -> float | Failure:
     specs = [spec for spec in operator.tensors(case.workload) if spec.role is not Role.IN]
     count = operations(operator, case.workload)
-    seconds = 2.0 + count / 2e7
+    seconds = call_seconds_allowed(operator, case.workload)
 
     def run(n: int, poison: int) -> dict[str, np.ndarray] | Failure:
         fence = 1 + secrets.randbelow(255)

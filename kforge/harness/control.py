@@ -38,6 +38,7 @@ class TensorCommand(ctypes.Structure):
         ("address", ctypes.c_uint64),
         ("copies", ctypes.c_int64),
         ("copy_stride", ctypes.c_int64),
+        ("spoil_bytes", ctypes.c_int64),
         ("strides", ctypes.c_int64 * MAX_RANK),
     )
 
@@ -54,7 +55,8 @@ class ControlPage(ctypes.Structure):
         ("message", ctypes.c_char * 128), ("_2", ctypes.c_byte * 40),
         ("command", ctypes.c_int32),
         ("threads", ctypes.c_int32),
-        ("tensors", ctypes.c_int32), ("_3", ctypes.c_int32),
+        ("tensors", ctypes.c_int32),
+        ("seed", ctypes.c_uint32),
         ("calls", ctypes.c_int64),
         ("first", ctypes.c_int64),
         ("scratch", ctypes.c_uint64),

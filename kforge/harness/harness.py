@@ -59,9 +59,8 @@ class Harness:
     def evaluate(self, candidate: Candidate, workload: Workload, *, check: bool = True, cut_above: float | None = None,
                  plan: Plan = SEARCH) -> Trial:  # fmt: skip
         """Build, admit, check, time. ``cut_above``: seconds of the best so far; a clearly slower candidate is timed once."""
-        cost = get(workload.problem.operator).cost(workload)
         trial = Trial(candidate.hash, workload.key, candidate.params, candidate.template,
-                      roofline_seconds=time_limit(cost, self.target, self.threads))  # fmt: skip
+                      roofline_seconds=self._limit_seconds(workload))  # fmt: skip
         built = self._build(candidate)
         if isinstance(built, Failure):
             return replace(trial, failure=built)
@@ -135,7 +134,10 @@ class Harness:
                 else:
                     samples.append(more)
             seen = look
-            shapes = [self._shape(w, s) for w, s in zip(workloads, samples, strict=True)]
+            shapes = [
+                ShapeSample(s, max(w.count * s.incumbent_seconds, 1e-12), self._limit_seconds(w))
+                for w, s in zip(workloads, samples, strict=True)
+            ]
             verdict = decide(candidate.hash, incumbent.hash, shapes, rules)
             if verdict.decision is not Decision.UNDECIDED or verdict.reason is RejectReason.ABOVE_ROOFLINE:
                 break
@@ -195,9 +197,12 @@ class Harness:
             self._sessions[workload.key] = Session(timed, shapes, self._cpus)
         return self._sessions[workload.key]
 
-    def _shape(self, workload: Workload, sample: PairedSample) -> ShapeSample:
-        limit = time_limit(get(workload.problem.operator).cost(workload), self.target, self.threads)
-        return ShapeSample(sample, max(workload.count * sample.incumbent_seconds, 1e-12), limit)
+    def _limit_seconds(self, workload: Workload) -> float:
+        """What the target's limits allow; 0 where it has no figures (a target need not have been probed to be tuned on)."""
+        try:
+            return time_limit(get(workload.problem.operator).cost(workload), self.target, self.threads).seconds
+        except KforgeError:
+            return 0.0
 
 
 def failed_verdict(candidate: str, incumbent: str, failed: ContestantFailure, rules: Rules) -> Verdict:

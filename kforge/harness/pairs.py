@@ -113,7 +113,7 @@ def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> float | Contestant
         overhead = side.stopwatch.overhead()
         if isinstance(overhead, Failure):
             return side.failed(overhead)
-        seconds = estimate(side.stopwatch, plan, overhead)
+        seconds = estimate(side.stopwatch, plan)
         if isinstance(seconds, Failure):
             return side.failed(seconds)
         overheads.append(overhead)

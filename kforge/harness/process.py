@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,7 @@ class TensorArgument:
     strides: tuple[int, ...]
     copies: int = 1
     copy_stride: int = 0
+    spoil_bytes: int = 0  # of an output that the executor spoils between calls
 
 
 class Process:
@@ -88,11 +90,12 @@ class Process:
         self._put_axes(workload)
         page = self.child.page
         page.command, page.threads, page.tensors = int(Command.RUN), threads, len(tensors)
-        page.calls, page.first = calls, first
+        page.calls, page.first, page.seed = calls, first, secrets.randbits(32)
         page.scratch = self.address(scratch) if scratch is not None else 0
         page.scratch_bytes = scratch.size if scratch is not None else 0
         for entry, tensor in zip(page.tensor, tensors, strict=False):
             entry.address, entry.copies, entry.copy_stride = tensor.address, tensor.copies, tensor.copy_stride
+            entry.spoil_bytes = tensor.spoil_bytes
             entry.strides[: len(tensor.strides)] = tensor.strides
         return self.child.call(seconds)
 

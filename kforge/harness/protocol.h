@@ -40,6 +40,7 @@ struct TensorCommand {
     uint64_t address;
     int64_t copies;       // call i uses copy (first + i) % copies
     int64_t copy_stride;  // bytes between copies
+    int64_t spoil_bytes;  // of an output whose lines may be spoiled between calls; 0 otherwise
     int64_t strides[max_rank];
 };
 
@@ -55,7 +56,7 @@ struct Control {
     alignas(64) int32_t command;
     int32_t threads;
     int32_t tensors;
-    int32_t reserved;
+    uint32_t seed;  // of what the executor does at random
     int64_t calls;
     int64_t first;
     uint64_t scratch;
@@ -70,6 +71,6 @@ struct Control {
 static_assert(sizeof(Control) <= 4096, "one page");
 static_assert(offsetof(Control, state) == 128 && offsetof(Control, message) == 152, "layout");
 static_assert(offsetof(Control, command) == 320 && offsetof(Control, axes) == 376, "layout");
-static_assert(offsetof(Control, tensor) == 504 && sizeof(TensorCommand) == 88, "layout");
+static_assert(offsetof(Control, tensor) == 504 && sizeof(TensorCommand) == 96, "layout");
 
 }  // namespace kforge_harness

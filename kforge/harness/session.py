@@ -10,7 +10,7 @@ import numpy as np
 from kforge.core.image import Image
 from kforge.core.trial import Failure, NumericsClass
 from kforge.core.workload import Workload
-from kforge.harness.cases import operations
+from kforge.harness.cases import call_seconds_allowed
 from kforge.harness.control import SharedMemory
 from kforge.harness.expected import Expected
 from kforge.harness.process import SCRATCH, SCRATCH_LIMIT, Process, TensorArgument, dense_strides, slot_bytes
@@ -121,12 +121,13 @@ class Session:
                 arguments.append(TensorArgument(address, strides, at.copies, at.copy_stride))
             else:
                 place = self.slots.place_at_page(spec.name, spec.bytes)
-                arguments.append(TensorArgument(process.address(place), strides))
+                spoil = spec.bytes if spec.role is Role.OUT else 0
+                arguments.append(TensorArgument(process.address(place), strides, spoil_bytes=spoil))
         return arguments
 
-    def seconds_allowed(self, calls: int = 1) -> float:
-        """Time limit for calls at the workload's size: a hundred times slower than scalar code, and at least two seconds."""
-        return 2.0 + calls * operations(self.operator, self.workload) / 2e7
+    def seconds_allowed(self) -> float:
+        """Time limit of the first call at the workload's size."""
+        return call_seconds_allowed(self.operator, self.workload)
 
     def close(self) -> None:
         self.zygote.close()

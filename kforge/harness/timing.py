@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from kforge.harness.values import numpy_dtype
 from kforge.operators.base import Role
 
 _MAX_CALLS = 1 << 20
+_LEAST_SECONDS, _PATIENCE = 2.0, 10.0  # a batch may take that long, plus so often what it took before
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Stopwatch:
         self._arguments: list[TensorArgument] = session.timed_arguments(process)
         self._scratch: Place | None = None
         self._first = 0
+        self._slowest = 0.0  # seconds per call of any batch so far
         self._specs = [s for s in session.operator.tensors(session.workload) if s.role is not Role.IN]
         self._places = {s.name: session.slots.place_at_page(s.name, s.bytes) for s in self._specs}
 
@@ -69,9 +70,17 @@ class Stopwatch:
         """Seconds for ``calls`` calls, hand-over included."""
         self._reset()
         seconds = self._process.run(self._session.workload, self._arguments, self._scratch, self._threads, calls, self._first,
-                                    self._session.seconds_allowed(calls))  # fmt: skip
+                                    self._seconds_allowed(calls))  # fmt: skip
         self._first += calls
+        if calls and not isinstance(seconds, Failure):
+            self._slowest = max(self._slowest, seconds / calls)
         return seconds
+
+    def _seconds_allowed(self, calls: int) -> float:
+        """Before the first call nothing is known but the operator; afterwards a hang shows much sooner."""
+        if not self._slowest:
+            return self._session.seconds_allowed()
+        return _LEAST_SECONDS + _PATIENCE * calls * self._slowest
 
     def overhead(self, repeats: int = 7) -> float | Failure:
         """Median seconds of a batch of no calls: hand-over to the team and back."""
@@ -113,21 +122,22 @@ def calls_for(plan: Plan, seconds_per_call: float, overhead: float) -> int:
     return max(1, min(_MAX_CALLS, round(wanted / max(seconds_per_call, 1e-9))))
 
 
-def estimate(stopwatch: Stopwatch, plan: Plan, overhead: float) -> float | Failure:
-    """Rough seconds per call: batches grow to a quarter of the plan's; of the last size the best of three."""
+def estimate(stopwatch: Stopwatch, plan: Plan) -> float | Failure:
+    """Rough seconds per call, hand-over included: batches grow to a quarter of the plan's; of that size the best of three."""
     calls = 1
-    best = math.inf
-    repeats = 0
-    while repeats < 3:
+    found: list[float] = []
+    while len(found) < 3:
         seconds = stopwatch.batch(calls)
         if isinstance(seconds, Failure):
             return seconds
-        best = min(best, max(seconds - overhead, 1e-9) / calls)
-        if best * calls >= plan.batch_seconds / 4 or calls >= _MAX_CALLS:
-            repeats += 1
-        else:
+        if seconds >= plan.batch_seconds / 4 or calls >= _MAX_CALLS:
+            found.append(seconds)
+        elif not found:
             calls *= 4
-    return best
+        else:  # the longer one before was an interruption
+            found = []
+            calls *= 4
+    return min(found) / calls
 
 
 def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_above: float | None) -> Timing | Failure:
@@ -140,7 +150,7 @@ def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_abo
     overhead = stopwatch.overhead()
     if isinstance(overhead, Failure):
         return overhead
-    rough = estimate(stopwatch, plan, overhead)
+    rough = estimate(stopwatch, plan)
     if isinstance(rough, Failure):
         return rough
     calls = calls_for(plan, rough, overhead)
