@@ -73,14 +73,13 @@ def measure_peak(name: str, threads: int | None = None, seconds: float = 0.25, l
 class BandwidthProbe:
     """Memory to read, kept between measurements so that one can stand beside each of many comparisons.
 
-    In all four times the last-level cache (at least 256 MiB, at most an eighth of memory), huge pages, one sequential
+    In all four times the caches in reach (at least 256 MiB, at most an eighth of memory), huge pages, one sequential
     stream a thread. Raises KforgeError without memory or compiler.
     """
 
     def __init__(self, threads: int) -> None:
         facts = read_cpu()
-        largest = max((cache.bytes for cache in facts.caches), default=32 << 20)
-        total = min(max(256 << 20, 4 * largest), facts.memory_bytes // 8)
+        total = _read_bytes(facts, threads)
         native = _library()
         loops = loops_for("read", facts.features)[:2]
         self._handle = native.kf_probe_memory_new(loops[0].encode(), threads, max(total // threads, 1 << 21))
@@ -139,6 +138,12 @@ def probe(name: str = "host", facts: CpuFacts | None = None) -> Target:
     return Target(name=name, kind="cpu", vendor=facts.vendor, model=facts.model, arch=facts.arch,
                   features=facts.features, cores=facts.cores, caches=facts.caches, memory_bytes=facts.memory_bytes,
                   bandwidth=bandwidth, peaks=peaks, compilers=compilers)
+
+
+def _read_bytes(facts: CpuFacts, threads: int) -> int:
+    """Bytes to read, so many that caches serve few of them. ``threads`` may sit on as many instances of a cache."""
+    reach = max((cache.bytes * min(-(-facts.cores // cache.shared_by), threads) for cache in facts.caches), default=0)
+    return min(max(256 << 20, 4 * reach), facts.memory_bytes // 8)
 
 
 def _spread(values: Sequence[float]) -> float:

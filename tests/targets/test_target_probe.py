@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
 
 from kforge.core.errors import KforgeError
-from kforge.targets.cpu import read_cpu
+from kforge.core.target import Cache
+from kforge.targets.cpu import CpuFacts, read_cpu
 from kforge.targets.probe import (
     PEAKS,
     BandwidthProbe,
+    _read_bytes,
     loops_for,
     measure_bandwidth,
     measure_peak,
@@ -55,6 +58,13 @@ def test_a_bandwidth_probe_measures_again_and_again():
 
 def test_bandwidth_works_with_more_threads_than_cores():
     assert measure_bandwidth(2 * len(os.sched_getaffinity(0)), seconds=0.01).value > 5e8
+
+
+def test_reads_outgrow_every_cache_in_reach():
+    facts = CpuFacts("AMD", "many dies", "x86_64", (), 96, (Cache(2, 1 << 20, 1), Cache(3, 32 << 20, 8)), 1 << 40)
+    assert _read_bytes(facts, 1) == 256 << 20
+    assert _read_bytes(facts, 96) == 4 * 12 * (32 << 20)
+    assert _read_bytes(dataclasses.replace(facts, memory_bytes=1 << 30), 96) == 1 << 27
 
 
 def test_unknown_peaks_and_loops_are_refused():
