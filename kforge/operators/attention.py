@@ -29,13 +29,13 @@ class PagedAttention(Operator):
     Slots beyond a sequence's context, and pages of no sequence, hold NaN or stale values: reading them shows. Unused
     entries of the block table are -1.
 
-    Bound. With p_j the exact probabilities, a score's error (the scaled dot product, the subtraction of the maximum and
-    that maximum's merges, the exponentials) is a relative error of p_j of
+    Bound. With p_j the exact probabilities, a score's error (the scaled dot product, the subtraction of the maximum
+    and that maximum's merges, the exponentials) is a relative error of p_j of
 
         delta_j = sum_error(D) |scale| sum_d |q_d k_jd| + 4u |s_j - max| + 16u
 
-    and moves the output by p_j delta_j (v_j - out). These are independent from position to position, hence the root of the
-    sum of squares (numerics.py). Accumulation of ``l`` and ``o`` over c positions adds sum_error(c):
+    and moves the output by p_j delta_j (v_j - out). These are independent from position to position, hence the root of
+    the sum of squares (numerics.py). Accumulation of ``l`` and ``o`` over c positions adds sum_error(c):
 
         |out - ref| <= 2 sqrt(sum_j (p_j delta_j)^2 (|v_j| + |ref|)^2) + sum_error(c) (sum_j p_j |v_j| + |ref|)
     """
@@ -52,7 +52,8 @@ class PagedAttention(Operator):
                   for name, shape in p.cache_shapes(axes["pages"]).items()]
         return (TensorSpec("q", DType.F32, (t, p.heads * p.d), Role.IN), *caches,
                 TensorSpec("block_table", DType.I32, (s, axes["B"]), Role.IN),
-                TensorSpec("query_start", DType.I32, (s + 1,), Role.IN), TensorSpec("context", DType.I32, (s,), Role.IN),
+                TensorSpec("query_start", DType.I32, (s + 1,), Role.IN),
+                TensorSpec("context", DType.I32, (s,), Role.IN),
                 TensorSpec("out", DType.F32, (t, p.heads * p.d), Role.OUT))
 
     def scalars(self, workload: Workload) -> tuple[float, ...]:
@@ -145,8 +146,9 @@ def _parts(inputs: Arrays, p: KvProblem) -> Iterator[_Part]:
         if stop == start:
             continue
         pages = inputs["block_table"][s, :-(-context // p.page)]
-        k = numerics.widen(inputs["k_cache"][pages], p.dtype).transpose(1, 0, 3, 2).reshape(p.kv_heads, -1, p.d)[:, :context]
-        v = numerics.widen(inputs["v_cache"][pages], p.dtype).transpose(1, 0, 2, 3).reshape(p.kv_heads, -1, p.d)[:, :context]
+        k = numerics.widen(inputs["k_cache"][pages], p.dtype).transpose(1, 0, 3, 2)
+        v = numerics.widen(inputs["v_cache"][pages], p.dtype).transpose(1, 0, 2, 3)
+        k, v = (part.reshape(p.kv_heads, -1, p.d)[:, :context] for part in (k, v))
         for first in range(start, stop, _QUERIES_AT_ONCE):
             last = min(first + _QUERIES_AT_ONCE, stop)
             yield _Part(first, last, np.arange(first, last) - stop + context, k, v)
@@ -167,7 +169,8 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, 
     moved = weights * (numerics.sum_error(q.shape[-1]) * size + 4 * U * np.where(seen, -below, 0) + 16 * U)
     squares = moved * moved
     # sum_j squares_j (|v_j| + |out|)^2, expanded
-    spread = squares @ (v * v) + 2 * np.abs(out) * (squares @ np.abs(v)) + out * out * squares.sum(axis=1, keepdims=True)
+    spread = squares @ (v * v) + 2 * np.abs(out) * (squares @ np.abs(v))
+    spread += out * out * squares.sum(axis=1, keepdims=True)
     terms = numerics.sum_error(len(k))
     bound = 2 * np.sqrt(spread) + terms * (weights @ np.abs(v) + np.abs(out)) + TINY
     return Bound(out.reshape(q.shape), bound.reshape(q.shape))

@@ -26,8 +26,8 @@ class _Batch:
 
 
 def attention_inputs(workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
-    """See ``PagedAttention.inputs``. ONE_HOT: v is zero but for one position per sequence, so that the output is a single
-    term. CANCEL: positions come in pairs with equal k and opposite v."""
+    """See ``PagedAttention.inputs``. ONE_HOT: v is zero but for one position per sequence, so that the output is a
+    single term. CANCEL: positions come in pairs with equal k and opposite v."""
     import numpy as np
 
     p, axes = KvProblem.of(workload.problem), workload.axes
@@ -47,12 +47,12 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
         k *= np.float32(1e-6)
         v *= np.float32(1e-6)
     _poison(k, v, table, batch.context, np.float32(1e4) if distribution in _STALE else np.float32(np.nan))
-    q = numerics.draw(rng, axes["T"], p.heads * p.d, Distribution.NORMAL if distribution in (
-        Distribution.ONE_HOT, Distribution.CANCEL, Distribution.LARGE) else distribution)
+    special = distribution in (Distribution.ONE_HOT, Distribution.CANCEL, Distribution.LARGE)
+    q = numerics.draw(rng, axes["T"], p.heads * p.d, Distribution.NORMAL if special else distribution)
     if distribution is Distribution.LARGE:
         q *= np.float32(8)  # scores so far apart that a few positions take all
-    return {"q": q, "k_cache": numerics.narrow(k, p.dtype), "v_cache": numerics.narrow(v, p.dtype), "block_table": table,
-            "query_start": np.concatenate([[0], np.cumsum(batch.queries)]).astype(np.int32),
+    return {"q": q, "k_cache": numerics.narrow(k, p.dtype), "v_cache": numerics.narrow(v, p.dtype),
+            "block_table": table, "query_start": np.concatenate([[0], np.cumsum(batch.queries)]).astype(np.int32),
             "context": batch.context.astype(np.int32)}
 
 

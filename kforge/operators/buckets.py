@@ -17,7 +17,7 @@ def point(points: Sequence[int], value: int) -> int:
 
 
 def inside(points: Sequence[int], value: int, seed: int) -> list[int]:
-    """A few values of the bucket of ``value``: its lowest, its point, an odd one between; beyond the last point, too."""
+    """Some values of the bucket of ``value``: lowest, point, an odd one between; beyond the last point, too."""
     top = point(points, value)
     index = points.index(top)
     low = points[index - 1] + 1 if index else 1

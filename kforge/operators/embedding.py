@@ -27,8 +27,8 @@ def _layout(problem: Problem) -> Layout:
 class Embedding(Operator):
     """out[t] = table[ids[t]]. The table is packed as a weight of ``linear`` is, so that a tied head shares it.
 
-    Bound. One rounding, or two for kernels without an FMA: ``2u (|d (u - offset)| + |m|)``, zero where there is nothing to
-    round (float formats, formats without a minimum).
+    Bound. One rounding, or two for kernels without an FMA: ``2u (|d (u - offset)| + |m|)``, zero where there is nothing
+    to round (float formats, formats without a minimum).
     """
 
     name = "embedding"

@@ -24,9 +24,11 @@ class KvProblem:
     def of(cls, problem: Problem) -> KvProblem:
         made = cls(problem.int("Hq"), problem.int("Hkv"), problem.int("D"), problem.int("P"), DType(problem.str("kv")))
         if made.heads % made.kv_heads or made.d % 2 or made.page % 16 or made.dtype not in CACHE_TYPES:
-            raise ValueError(f"{problem.key}: Hq must be a multiple of Hkv, D even, P a multiple of 16, kv f32, bf16 or f16")
+            raise ValueError(f"{problem.key}: Hq must be a multiple of Hkv, D even, P a multiple of 16, "
+                             "kv f32, bf16 or f16")
         return made
 
     def cache_shapes(self, pages: int) -> dict[str, tuple[int, ...]]:
         """``paged`` version 1: k[pages, Hkv, D, P], so that lanes run over positions, and v[pages, Hkv, P, D]."""
-        return {"k_cache": (pages, self.kv_heads, self.d, self.page), "v_cache": (pages, self.kv_heads, self.page, self.d)}
+        return {"k_cache": (pages, self.kv_heads, self.d, self.page),
+                "v_cache": (pages, self.kv_heads, self.page, self.d)}

@@ -207,8 +207,8 @@ def _pack_panels(weight: QuantizedWeight, views: _Views, sizes: _Sizes) -> None:
 def _words(weight: QuantizedWeight) -> np.ndarray:
     """The values of each row as the layout's words: [rows, groups, vectors].
 
-    Integer formats: word j of a group holds the bytes 4j..4j+3 of the layout's description; whole words are combined, so
-    that no operation works on single bytes.
+    Integer formats: word r of vector j holds the bytes 4r..4r+3 of the layout's description; whole words are combined,
+    so that no operation works on single bytes.
     """
     import numpy as np
 

@@ -17,7 +17,7 @@ from kforge.operators.weights import QuantizedWeight
 if TYPE_CHECKING:
     import numpy as np
 
-_ROWS_AT_ONCE = 1 << 22  # weights widened to float64 at once
+_WEIGHTS_AT_ONCE = 1 << 19  # widened to float64 at once, so that they stay in cache
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class LinearProblem:
         if act == "a8" and not format.quantized:
             raise ValueError(f"{problem.key}: a8 needs a weight of integers, {format} is not")
         layout = layouts.panel_layout(problem.int("rows"), epilogue == "silu_gate")
-        return cls(problem.int("K"), problem.int("N"), format, act == "a8", epilogue == "silu_gate", epilogue == "residual",
-                   bool(problem.int("bias")), layout)
+        return cls(problem.int("K"), problem.int("N"), format, act == "a8", epilogue == "silu_gate",
+                   epilogue == "residual", bool(problem.int("bias")), layout)
 
     @property
     def width(self) -> int:
@@ -54,14 +54,14 @@ class LinearProblem:
 class Linear(Operator):
     """out = x w^T (+ bias) (+ residual | gated by SiLU). w is [N, K], packed.
 
-    Bound. With d_w, u and m the weight's parts, ``scale = sum_k |x| (|d_w (u - offset)| + |m|) + |bias|``; for ``a8`` x is
-    the *quantised* activation, which the reference takes over to the bit, so that only accumulation is in the bound. The
-    sum has K terms (f32) or, as integer dot products are exact, K / group groups of up to two terms (a8): ``n`` below. A
-    few further roundings (of the weight, of d_w d_a, of bias and residual) are in the constant of ``sum_error``:
+    Bound. With d_w, u and m the weight's parts, ``scale = sum_k |x| (|d_w (u - offset)| + |m|) + |bias|``; for ``a8``
+    x is the *quantised* activation, which the reference takes over to the bit, so that only accumulation is in the
+    bound. The sum has K terms (f32) or, as integer dot products are exact, K / group groups of up to two terms (a8):
+    ``n`` below. A few further roundings (of the weight, of d_w d_a, of the bias) are in the constant of ``sum_error``:
 
         E = sum_error(n) scale;   |out - ref| <= u |ref| + E                                  (none)
         u |ref| + E + 2u |residual|                                                             (residual)
-        |up| 1.1 E_gate + |silu(gate)| E_up + 1.1 E_gate E_up + 8u |ref|                        (silu_gate, |silu'| <= 1.1)
+        |up| 1.1 E_gate + |silu(gate)| E_up + 1.1 E_gate E_up + 8u |ref|              (silu_gate, |silu'| <= 1.1)
     """
 
     name = "linear"
@@ -104,7 +104,7 @@ class Linear(Operator):
         weight = layouts.unpack(inputs["w"], p.format, p.n, p.k, p.layout)
         exact, error = np.empty((2, x.shape[0], p.n))
         size = np.abs(x).astype(np.float32)
-        step = max(1, _ROWS_AT_ONCE // p.k)
+        step = max(1, _WEIGHTS_AT_ONCE // p.k)
         for first in range(0, p.n, step):
             part = _WideWeight.of(weight.rows(first, first + step))
             exact[:, first:first + step] = x @ part.exact.T
@@ -125,8 +125,8 @@ class Linear(Operator):
 
         p, m = LinearProblem.of(workload.problem), workload.axes["M"]
         out = np.empty((m, p.width), np.float32)
-        spec.call("linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), int(p.a8), int(p.silu_gate), m, p.n,
-                  p.k, inputs["x"], inputs["w"], inputs.get("bias"), inputs.get("residual"), out)
+        spec.call("linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), int(p.a8), int(p.silu_gate),
+                  m, p.n, p.k, inputs["x"], inputs["w"], inputs.get("bias"), inputs.get("residual"), out)
         return {"out": out}
 
     def cost(self, workload: Workload) -> Cost:

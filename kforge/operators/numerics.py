@@ -1,11 +1,11 @@
 """Number formats, activation quantisation and random inputs shared by the operators' references.
 
-Errors. With u the unit roundoff of float32, a sum of n terms, in any order that a kernel may reasonably choose, is held to
-``4 (sqrt(n) + 2) u`` times the sum of the terms' absolute values. For mean-independent rounding errors the error stays
-below ``lambda sqrt(n) u`` times that sum but for a probability of ``2 exp(-lambda^2 / 2)`` (Higham and Mary, "A new
-approach to probabilistic rounding error analysis", 2019, theorem 2.4); a plain sequential float32 sum of positive terms
-has a standard deviation of about ``0.25 sqrt(n) u``. So honest kernels stay below half of the bound, while a single
-dropped term, about 1/n of the sum, exceeds it up to n of about 20,000.
+Errors. With u the unit roundoff of float32, a sum of n terms, in any order that a kernel may reasonably choose, is
+held to ``4 (sqrt(n) + 2) u`` times the sum of the terms' absolute values. For mean-independent rounding errors it stays
+below ``lambda sqrt(n) u`` times that sum but for a probability of ``2 exp(-lambda^2 / 2)`` (Higham and Mary, "A
+new approach to probabilistic rounding error analysis", 2019, theorem 2.4); a plain sequential float32 sum of positive
+terms has a standard deviation of about ``0.25 sqrt(n) u``. So honest kernels stay below half of the bound, while a
+single dropped term, about 1/n of the sum, exceeds it up to n of about 20,000.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POOL = 1_000_003  # prime, so that repeats of the pool fall on different rows
 
 
 def sum_error(n: float) -> float:
-    """Relative error allowed to a float32 sum of n terms, in relation to the sum of their absolute values."""
+    """Error allowed to a float32 sum of n terms, in relation to the sum of their absolute values."""
     return float(4 * (n**0.5 + 2) * U)
 
 
@@ -35,8 +35,8 @@ def numpy_dtype(dtype: DType) -> np.dtype:
     """Element type of arrays that hold ``dtype``; bf16 is held as its bits, uint16."""
     import numpy as np
 
-    return np.dtype({DType.F32: "f4", DType.F16: "f2", DType.BF16: "u2", DType.I8: "i1", DType.U8: "u1", DType.I32: "i4",
-                     DType.I64: "i8"}[dtype])
+    return np.dtype({DType.F32: "f4", DType.F16: "f2", DType.BF16: "u2", DType.I8: "i1", DType.U8: "u1",
+                     DType.I32: "i4", DType.I64: "i8"}[dtype])
 
 
 def widen(array: np.ndarray, dtype: DType) -> np.ndarray:
@@ -54,10 +54,14 @@ def narrow(array: np.ndarray, dtype: DType) -> np.ndarray:
 
     if dtype is not DType.BF16:
         return array.astype(numpy_dtype(dtype))
-    bits = array.astype(np.float32).view(np.uint32).astype(np.uint64)
-    rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    bits = array.astype(np.float32, copy=False).view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits  # wraps for NaNs only
+    rounded >>= 16
     rounded[np.isnan(array)] = 0x7FC0
-    return rounded
+    return rounded.astype(np.uint16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +80,7 @@ class QuantizedActivations:
 
 
 def quantize_a8(x: np.ndarray) -> QuantizedActivations:
-    """The quantisation that the variant ``a8`` declares, in float32 as the order specification does it, ties included."""
+    """The quantisation that the variant ``a8`` declares, in float32 as its order specification has it, ties too."""
     import numpy as np
 
     groups = x.reshape(x.shape[0], -1, 32)
@@ -108,14 +112,14 @@ def normals(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def draw(rng: np.random.Generator, rows: int, columns: int, distribution: Distribution) -> np.ndarray:
     """float32 activations [rows, columns] of one distribution.
 
-    ONE_HOT: one value of about 1 per row. CANCEL: within each 32 columns (16 for the halves of a K format) values come in
-    pairs +x, -x at shuffled places, the same places in every row and group: see ``pair_places``.
+    ONE_HOT: one value of about 1 per row. CANCEL: within each 16 columns (the smallest group of a format) values come
+    in pairs +x, -x at shuffled places, the same places in every row and group: see ``pair_places``.
     """
     import numpy as np
 
     if distribution is Distribution.ONE_HOT:
         x = np.zeros((rows, columns), np.float32)
-        hot = np.concatenate([rng.permutation(columns) for _ in range(-(-rows // columns))])[:rows]
+        hot = np.resize(rng.permutation(columns), rows)
         x[np.arange(rows), hot] = rng.uniform(0.5, 1.5, rows) * rng.choice([-1, 1], rows)
         return x
     x = normals(rng, (rows, columns))

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class RmsNorm(Operator):
     """out = h / sqrt(mean(h^2) + eps) * weight, with h = x or h = residual = residual + x.
 
-    Bound. The sum of H squares has the relative error sum_error(H), all terms being positive, and a root halves it; mean,
-    eps, root, reciprocal and the two products add 6u. With a residual, h carries a relative rounding of u itself, which
-    also enters the root: ``|out - ref| <= (sum_error(H) / 2 + 9u) |ref|``. For the residual: ``u |ref|``.
+    Bound. The sum of H squares has the relative error sum_error(H), all terms being positive, and a root halves it;
+    mean, eps, root, reciprocal and the two products add 6u. With a residual, h carries a relative rounding of u itself,
+    which also enters the root: ``|out - ref| <= (sum_error(H) / 2 + 9u) |ref|``. For the residual: ``u |ref|``.
     """
 
     name = "rms_norm"

@@ -99,15 +99,16 @@ class RopeKvWrite(Operator):
         p, t = KvProblem.of(workload.problem), workload.axes["T"]
         out = {"q_out": np.empty((t, p.heads * p.d), np.float32), "k_cache": np.array(inputs["k_cache"]),
                "v_cache": np.array(inputs["v_cache"])}
-        spec.call("rope_kv_write", t, p.heads, p.kv_heads, p.d, p.page, CACHE_TYPES.index(p.dtype),
-                  int(_neox(workload.problem)), *(inputs[name] for name in ("qkv", "position", "slot", "cos", "sin")),
+        spec.call("rope_kv_write", t, p.heads, p.kv_heads, p.d, p.page,
+                  CACHE_TYPES.index(p.dtype), int(_neox(workload.problem)),
+                  *(inputs[name] for name in ("qkv", "position", "slot", "cos", "sin")),
                   out["q_out"], out["k_cache"], out["v_cache"])
         return out
 
     def cost(self, workload: Workload) -> Cost:
         p, t = KvProblem.of(workload.problem), workload.axes["T"]
         written = t * 2 * p.kv_heads * p.d * p.dtype.size
-        hot = 4 * t * ((2 * p.heads + 2 * p.kv_heads) * p.d + 2 + p.d)  # qkv, q_out, position, slot, a row of each table
+        hot = 4 * t * ((2 * p.heads + 2 * p.kv_heads) * p.d + 2 + p.d)  # qkv, q_out, position, slot, rows of tables
         return Cost(written, hot, (("fp32_fma", 3 * t * (p.heads + p.kv_heads) * p.d),))
 
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:

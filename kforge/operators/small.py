@@ -73,7 +73,8 @@ class GatherRows(Operator):
 
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         axes, h = workload.axes, workload.problem.int("H")
-        return (TensorSpec("x", DType.F32, (axes["T"], h), Role.IN), TensorSpec("index", DType.I32, (axes["R"],), Role.IN),
+        return (TensorSpec("x", DType.F32, (axes["T"], h), Role.IN),
+                TensorSpec("index", DType.I32, (axes["R"],), Role.IN),
                 TensorSpec("out", DType.F32, (axes["R"], h), Role.OUT))
 
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
@@ -99,12 +100,14 @@ class GatherRows(Operator):
         return Cost(0, 8 * workload.axes["R"] * workload.problem.int("H") + 4 * workload.axes["R"], ())
 
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
+        """The rows that are not gathered do not matter."""
         rows = buckets.point(buckets.TOKENS, dynamic["R"])
-        return {"R": rows, "T": max(rows, buckets.point(buckets.TOKENS, dynamic["T"]))}
+        return {"R": rows, "T": rows}
 
     def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
+        rows = buckets.inside(buckets.TOKENS, workload.axes["R"], seed)
         return [Workload.of(workload.problem, workload.count, workload.phase, R=r, T=r + extra)
-                for r, extra in zip(buckets.inside(buckets.TOKENS, workload.axes["R"], seed), (0, 3, 50, 7), strict=False)]
+                for r, extra in zip(rows, (0, 3, 50, 7), strict=False)]
 
 
 class Argmax(Operator):
@@ -119,7 +122,7 @@ class Argmax(Operator):
         return (TensorSpec("logits", DType.F32, (r, v), Role.IN), TensorSpec("out", DType.I32, (r,), Role.OUT))
 
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
-        """Every other row has its maximum two more times; ONE_HOT rows may have a negative hot value: all others tie."""
+        """Every other row has its maximum up to two more times; in a ONE_HOT row with a negative value zeros tie."""
         import numpy as np
 
         rng = np.random.default_rng([seed, 8])

@@ -1,0 +1,212 @@
+"""The bound lets honest float32 kernels pass with room to spare, and catches a single mistake."""
+
+import numpy as np
+import pytest
+from operator_problems import attention, linear, rms_norm, rope
+
+from kforge import operators
+from kforge.core.dtypes import DType, WeightFormat
+from kforge.operators import Distribution, layouts
+from kforge.operators.numerics import narrow, quantize_a8, widen
+
+EVERY = list(Distribution)
+
+
+def case(workload, distribution=Distribution.NORMAL, seed=1):
+    operator = operators.get(workload.problem.operator)
+    inputs = operator.inputs(workload, seed, distribution)
+    return operator, inputs, operator.reference(workload, inputs)
+
+
+def sequential(x, w):
+    """One float32 accumulator per output, products rounded, k ascending: the least accurate honest order."""
+    acc = np.zeros((x.shape[0], w.shape[0]), np.float32)
+    for k in range(x.shape[1]):
+        acc += x[:, k, None] * w[None, :, k]
+    return acc
+
+
+def weight_of(workload, inputs):
+    p = workload.problem
+    layout = layouts.panel_layout(p.int("rows"), p.str("epilogue") == "silu_gate")
+    return layouts.unpack(inputs["w"], WeightFormat(p.str("weight")), p.int("N"), p.int("K"), layout)
+
+
+@pytest.mark.parametrize("distribution", EVERY)
+@pytest.mark.parametrize("weight", ["bf16", "q4_1", "q6_k"])
+def test_honest_linear_kernels_use_less_than_half_of_the_bound(weight, distribution):
+    workload = linear(weight, "f32", k=2048, n=256, m=16)
+    _, inputs, reference = case(workload, distribution)
+    w = weight_of(workload, inputs).dequantize()
+    for out in (inputs["x"] @ w.T, sequential(inputs["x"], w)):
+        assert reference["out"].ratio(out, DType.F32) < 0.5
+
+
+@pytest.mark.parametrize("distribution", EVERY)
+@pytest.mark.parametrize("weight", ["q8_0", "q4_1", "q5_k", "q6_k"])
+def test_honest_a8_kernels_use_less_than_half_of_the_bound(weight, distribution):
+    """Groups added in float32 without FMAs, in descending order."""
+    workload = linear(weight, "a8", k=2048, n=256, m=16)
+    _, inputs, reference = case(workload, distribution)
+    stored, a = weight_of(workload, inputs), quantize_a8(inputs["x"])
+    group = stored.format.traits.group
+    u = stored.values.reshape(stored.n, -1, group).astype(np.int64) - stored.format.traits.offset
+    q = a.q.reshape(16, -1, group).astype(np.int64)
+    d_a = a.d.repeat(32 // group, axis=1)
+    acc = np.zeros((16, stored.n), np.float32)
+    for g in reversed(range(u.shape[1])):
+        acc += (q[:, g] @ u[:, g].T).astype(np.float32) * (d_a[:, g, None] * stored.scales()[None, :, g])
+        if stored.format.traits.has_min:
+            acc += stored.minima()[None, :, g] * (d_a[:, g] * q[:, g].sum(axis=1).astype(np.float32))[:, None]
+    assert reference["out"].ratio(acc, DType.F32) < 0.5
+
+
+@pytest.mark.parametrize("act,weight", [("f32", "bf16"), ("f32", "q4_0"), ("a8", "q4_0"), ("a8", "q4_k")])
+def test_every_single_dropped_term_of_linear_is_caught(act, weight):
+    """Whichever k a kernel forgets, some output of the NORMAL and of the CANCEL case gives it away, by a factor of two."""
+    workload = linear(weight, act, k=2048, n=64, m=2)
+    for distribution in (Distribution.NORMAL, Distribution.CANCEL):
+        _, inputs, reference = case(workload, distribution)
+        w = weight_of(workload, inputs).dequantize().astype(np.float64)
+        x = quantize_a8(inputs["x"]).exact() if act == "a8" else inputs["x"].astype(np.float64)
+        shown = (np.abs(x[:, None] * w[None]) > 2 * reference["out"].bound[:, :, None]).any(axis=(0, 1))
+        assert (shown | (x == 0).all(axis=0)).all(), distribution
+
+
+def test_a_wrong_output_of_linear_is_caught_in_every_distribution():
+    workload = linear("q4_0", "a8", "residual", 1, m=8)
+    for distribution in EVERY:
+        operator, inputs, reference = case(workload, distribution)
+        out = operator.spec(workload, inputs)["out"]
+        out[3, 17] = out[3, 18]
+        assert reference["out"].ratio(out, DType.F32) > 1, distribution
+
+
+@pytest.mark.parametrize("left_out", ["bias", "residual"])
+def test_a_forgotten_epilogue_is_caught(left_out):
+    workload = linear("q8_0", "a8", "residual", 1)
+    for distribution in EVERY:
+        operator, inputs, reference = case(workload, distribution)
+        out = operator.spec(workload, inputs | {left_out: np.zeros_like(inputs[left_out])})["out"]
+        assert reference["out"].ratio(out, DType.F32) > 1, distribution
+
+
+@pytest.mark.parametrize("distribution", EVERY)
+def test_rms_norm_bound(distribution):
+    workload = rms_norm(1)
+    operator, inputs, reference = case(workload, distribution)
+    h = inputs["x"] + inputs["residual"]
+    square = (h * h).cumsum(axis=1, dtype=np.float32)[:, -1:]
+    out = h / np.sqrt(square / np.float32(h.shape[1]) + np.float32(1e-5)) * inputs["weight"]
+    assert reference["out"].ratio(out, DType.F32) < 0.5
+    assert reference["residual"].ratio(h, DType.F32) <= 1
+    without_eps = operator.spec(workload, inputs)["out"] * np.sqrt(1 + 1e-5 / (h.astype(np.float64) ** 2).mean(axis=1))[:, None]
+    if distribution is Distribution.TINY:
+        assert reference["out"].ratio(without_eps.astype(np.float32), DType.F32) > 1
+    dropped = h * (1 / np.sqrt((square - h[:, -1:] ** 2) / np.float32(h.shape[1]) + np.float32(1e-5))) * inputs["weight"]
+    if distribution is Distribution.NORMAL:
+        assert reference["out"].ratio(dropped, DType.F32) > 1
+
+
+def plain_attention(workload, inputs, context=None):
+    """softmax(q k^T) v in float32 in one pass, for any number of positions; ``context`` overrides how many are seen."""
+    p = workload.problem
+    heads, kv_heads, d, dtype = p.int("Hq"), p.int("Hkv"), p.int("D"), DType(p.str("kv"))
+    out = np.empty_like(inputs["q"]).reshape(-1, heads, d)
+    k_cache, v_cache = (widen(inputs[name], dtype).astype(np.float32) for name in ("k_cache", "v_cache"))
+    for s, length in enumerate(inputs["context"]):
+        first, last = inputs["query_start"][s:s + 2]
+        j = np.arange(length)
+        page, slot = inputs["block_table"][s][j // p.int("P")], j % p.int("P")
+        k, v = k_cache[page, :, :, slot], v_cache[page, :, slot]
+        for t in range(first, last):
+            seen = length - (last - first) + t - first + 1
+            for h in range(heads):
+                g = h // (heads // kv_heads)
+                q = inputs["q"].reshape(-1, heads, d)[t, h]
+                scores = (k[:seen, g] @ q) * np.float32(d**-0.5)
+                weights = np.exp(scores - scores.max())
+                out[t, h] = (weights @ v[:seen, g]) / weights.sum()
+    return out.reshape(inputs["q"].shape)
+
+
+@pytest.mark.parametrize("distribution", EVERY)
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
+def test_honest_attention_uses_less_than_half_of_the_bound(kv, distribution):
+    workload = attention(kv)
+    _, inputs, reference = case(workload, distribution)
+    assert reference["out"].ratio(plain_attention(workload, inputs), DType.F32) < 0.5
+
+
+def test_every_single_dropped_position_of_attention_is_caught():
+    """Decoding at 1000 positions: the value of any one position replaced by zero shows."""
+    workload = attention(hq=2, hkv=1, T=1, S=1, B=32, pages=32, max_context=1000)
+    operator, inputs, reference = case(workload)
+    for j in range(1000):
+        v = inputs["v_cache"].copy()
+        v[inputs["block_table"][0, j // 32], :, j % 32] = 0
+        assert reference["out"].ratio(operator.spec(workload, inputs | {"v_cache": v})["out"], DType.F32) > 1, j
+
+
+@pytest.mark.parametrize("distribution", EVERY)
+def test_reading_beyond_or_short_of_the_context_is_caught(distribution):
+    """One position too many reads poison, one too few loses a term, and a stale block table reads another page."""
+    workload = attention()
+    operator, inputs, reference = case(workload, distribution)
+
+    def ratio(**changed):
+        return reference["out"].ratio(operator.spec(workload, inputs | changed)["out"], DType.F32)
+
+    assert ratio() < 0.5
+    longest = int(inputs["context"].argmax())
+    for change in (1, -1):
+        context = inputs["context"].copy()
+        context[longest] += change
+        assert ratio(context=context) > 1, change
+    table = inputs["block_table"].copy()
+    table[longest, :2] = table[longest, 1::-1]
+    both = inputs["block_table"].copy()
+    both[longest, 1] = both[longest, 0]
+    assert ratio(block_table=both) > 1
+    swapped = operator.spec(workload, inputs | {"block_table": table})["out"]
+    assert np.isfinite(swapped).all()  # order alone does not matter: attention is a sum
+
+
+def test_unused_slots_hold_poison_and_unused_table_entries_are_minus_one():
+    workload = attention("bf16")
+    _, inputs, _ = case(workload)
+    used = np.zeros(inputs["v_cache"].shape[:1] + (32,), bool)
+    for pages, length in zip(inputs["block_table"], inputs["context"], strict=True):
+        assert (pages[-(-length // 32):] == -1).all() and (pages[:-(-length // 32)] >= 0).all()
+        for j in range(length):
+            assert not used[pages[j // 32], j % 32], "two positions share a slot"
+            used[pages[j // 32], j % 32] = True
+    assert np.isnan(widen(inputs["v_cache"], DType.BF16)).any(axis=(1, 3)).tolist() == (~used).tolist()
+    assert np.isnan(widen(inputs["k_cache"], DType.BF16)).any(axis=(1, 2)).tolist() == (~used).tolist()
+    assert inputs["context"].max() == workload.axes["max_context"]
+    assert len(set(inputs["context"].tolist())) > 1, "contexts are ragged"
+
+
+@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("style", ["norm", "neox"])
+def test_rope_mistakes_are_caught(kv, style):
+    workload = rope(kv, style)
+    operator, inputs, reference = case(workload)
+    dtype = DType(kv)
+    good = operator.spec(workload, inputs)
+
+    def fails(name, array, dtype=dtype):
+        return reference[name].ratio(array, dtype) > 1
+
+    assert (inputs["slot"] < 0).any()
+    assert fails("k_cache", inputs["k_cache"]) and fails("v_cache", inputs["v_cache"]), "nothing written"
+    written_anyway = operator.spec(workload, inputs | {"slot": np.where(inputs["slot"] < 0, 5, inputs["slot"])})
+    assert fails("k_cache", written_anyway["k_cache"]) or 5 in inputs["slot"]
+    shifted = operator.spec(workload, inputs | {"position": np.maximum(inputs["position"] - 1, 0)})
+    assert fails("q_out", shifted["q_out"], DType.F32) and fails("k_cache", shifted["k_cache"])
+    assert not fails("v_cache", shifted["v_cache"])
+    if dtype is DType.BF16:  # truncated instead of rounded
+        wide = widen(good["v_cache"], dtype)
+        exact = reference["v_cache"].reference.astype(np.float32)
+        truncated = (exact.view(np.uint32) >> 16).astype(np.uint16)
+        assert fails("v_cache", truncated) and (narrow(wide.astype(np.float32), dtype) == good["v_cache"]).all()

@@ -1,0 +1,111 @@
+"""Every operator: its tensors, inputs, both references, cost and buckets agree with one another."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from operator_problems import all_workloads, attention, linear, rms_norm, rope
+
+from kforge import operators
+from kforge.core.dtypes import DType
+from kforge.operators import Distribution, Role
+from kforge.operators.numerics import numpy_dtype
+
+WORKLOADS = all_workloads()
+
+
+def key(workload):
+    return workload.key
+
+
+def outputs(operator, workload):
+    return [t for t in operator.tensors(workload) if t.role is not Role.IN]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=key)
+def test_inputs_follow_the_declaration_and_the_specification_is_inside_the_bound(workload):
+    operator = operators.get(workload.problem.operator)
+    for distribution in Distribution:
+        inputs = operator.inputs(workload, 1, distribution)
+        declared = [t for t in operator.tensors(workload) if t.role is not Role.OUT]
+        assert list(inputs) == [t.name for t in declared]
+        for tensor in declared:
+            made = inputs[tensor.name]
+            assert made.shape == tensor.shape and made.dtype == numpy_dtype(tensor.dtype) and made.flags.c_contiguous
+        before = {name: array.copy() for name, array in inputs.items()}
+        reference, spec = operator.reference(workload, inputs), operator.spec(workload, inputs)
+        assert all(inputs[name].tobytes() == array.tobytes() for name, array in before.items()), "inputs were modified"
+        for tensor in outputs(operator, workload):
+            assert reference[tensor.name].reference.shape == tensor.shape == spec[tensor.name].shape
+            assert spec[tensor.name].dtype == numpy_dtype(tensor.dtype)
+            assert reference[tensor.name].ratio(spec[tensor.name], tensor.dtype) <= 1, distribution
+
+
+@pytest.mark.parametrize("workload", [linear(), attention(), rms_norm(1), rope("bf16")], ids=key)
+def test_inputs_depend_on_the_seed_and_nothing_else(workload):
+    operator = operators.get(workload.problem.operator)
+    first, same, other = (operator.inputs(workload, seed, Distribution.NORMAL) for seed in (3, 3, 4))
+    assert all(first[name].tobytes() == same[name].tobytes() for name in first)
+    assert any(first[name].tobytes() != other[name].tobytes() for name in first)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=key)
+def test_shapes_lie_in_the_bucket_and_the_bucket_is_its_own_point(workload):
+    operator = operators.get(workload.problem.operator)
+    bucket = operator.bucket(workload.problem, workload.axes)
+    assert set(bucket) == set(operator.dynamic_axes)
+    assert operator.bucket(workload.problem, bucket) == bucket
+    shapes = operator.shapes(workload, 5)
+    assert shapes and len({s.key for s in shapes}) == len(shapes)
+    for shape in shapes:
+        assert operator.bucket(workload.problem, shape.axes) == bucket
+        operator.inputs(shape, 1, Distribution.NORMAL)
+        assert operator.cost(shape).streamed_bytes + operator.cost(shape).hot_bytes > 0
+
+
+def test_larger_axes_never_get_a_smaller_bucket():
+    operator, problem = operators.get("paged_attention"), attention().problem
+    for t, s, context in ((1, 1, 1), (5, 2, 300), (8, 8, 4096), (512, 3, 511), (9, 9, 70000)):
+        small = {"T": t, "S": s, "B": 1, "pages": 1, "max_context": context}
+        for axis in ("T", "S", "max_context"):
+            large = small | {axis: small[axis] * 3}
+            a, b = operator.bucket(problem, small), operator.bucket(problem, large)
+            assert all(a[name] <= b[name] for name in a)
+
+
+def test_decode_and_prefill_shapes_stay_what_they_are():
+    operator = operators.get("paged_attention")
+    decode = attention(T=8, S=8, B=32, pages=256, max_context=1024)
+    assert all(s.axes["T"] == s.axes["S"] for s in operator.shapes(decode, 1))
+    prefill = attention(T=256, S=1, B=32, pages=32, max_context=1024)
+    assert all(s.axes["S"] == 1 and s.axes["T"] > 128 for s in operator.shapes(prefill, 1))
+
+
+def test_costs_of_known_calls():
+    """Llama-3.2-1B down projection in q4_0 at batch 1, and 8 sequences of 4096 positions in bf16."""
+    cost = operators.get("linear").cost(linear(k=8192, n=2048, m=1))
+    assert cost.streamed_bytes == 8192 * 2048 * 18 // 32 and dict(cost.operations) == {"int8_dot": 2 * 8192 * 2048}
+    many = attention("bf16", 32, 8, T=8, S=8, B=128, pages=1024, max_context=4096)
+    cost = operators.get("paged_attention").cost(many)
+    assert cost.streamed_bytes == 8 * 4096 * 2 * 8 * 64 * 2
+    assert dict(cost.operations) == {"fp32_fma": 4 * 8 * 32 * 64 * 4096}
+
+
+def test_ratio_judges_nan_and_exact_outputs():
+    bound = operators.Bound(np.array([1.0, 2.0]), np.array([0.5, 0.0]))
+    assert bound.ratio(np.array([1.25, 2.0], np.float32), DType.F32) == 0.5
+    assert bound.ratio(np.array([1.0, 2.0000002], np.float32), DType.F32) == np.inf
+    assert bound.ratio(np.array([np.nan, 2.0], np.float32), DType.F32) == np.inf
+    assert bound.ratio(np.array([0x3F80, 0x4000], np.uint16), DType.BF16) == 0
+
+
+def test_unknown_operator_lists_the_known_ones():
+    with pytest.raises(KeyError, match="paged_attention"):
+        operators.get("conv2d")
+
+
+def test_importing_operators_is_lazy():
+    code = ("import sys, kforge.operators as o; [o.get(n) for n in o.names()]; "
+            "sys.exit(any(m in sys.modules for m in ('numpy', 'torch')))")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
