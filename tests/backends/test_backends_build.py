@@ -11,8 +11,10 @@ from backends_cpp import SILU, candidate, host, kernel, target
 
 from kforge.backends import templates
 from kforge.backends.cpp import build as build_module
+from kforge.backends.cpp import headers
 from kforge.backends.cpp.admission import admit
 from kforge.backends.cpp.build import BuildLimits, build
+from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.target import Compiler
 from kforge.core.trial import Artifact, Failure, FailureClass
@@ -32,6 +34,28 @@ def _own_artifacts(tmp_path_factory: pytest.TempPathFactory) -> object:
     patch.setattr(build_module, "cache_dir", lambda: folder)
     yield folder
     patch.undo()
+
+
+@each_compiler
+def test_the_compiled_prelude_changes_the_time_and_not_the_code(compiler: Compiler,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    source = kernel("auto *x = static_cast<float *>(launch->tensors[0].data);\n"
+                    "for (long i = 0; i < 77; ++i) x[i] += 0.5f; kf_barrier(launch);", "#include <immintrin.h>")
+    quick = made(build(source, host(), compiler=compiler))
+    monkeypatch.setattr(headers, "_compiled", lambda *_: None)
+    monkeypatch.setattr(build_module.store, "load", lambda *_: None)
+    slow = made(build(source, host(), compiler=compiler))
+    assert slow.data == quick.data
+    assert slow.report.seconds > quick.report.seconds
+
+
+@each_compiler
+def test_an_unwritable_cache_is_an_error_that_says_what_to_do(compiler: Compiler, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(build_module, "cache_dir", lambda: tmp_path / "file")
+    with pytest.raises(KforgeError, match="KFORGE_CACHE"):
+        build(kernel(""), host(), compiler=compiler)
 
 
 def made(found: Artifact | Failure) -> Artifact:
@@ -159,8 +183,9 @@ def test_an_endless_instantiation_hits_a_limit(compiler: Compiler) -> None:
 
 
 def test_a_flood_of_memory_hits_a_limit() -> None:
-    source = kernel("static_cast<float *>(launch->tensors[0].data)[0] = Tree<28, 1>::sum();", ENDLESS)
-    failure = build(source, host(), limits=BuildLimits(seconds=30, memory_bytes=256 << 20))
+    macros = "#define A0 1+1+1+1+1+1+1+1+1+1\n" + "\n".join(
+        f"#define A{n} {'+'.join([f'A{n - 1}'] * 10)}" for n in range(1, 10))
+    failure = build(kernel("launch->axes[A9];", macros), host(), limits=BuildLimits(seconds=30, memory_bytes=256 << 20))
     assert isinstance(failure, Failure)
     assert failure.kind is FailureClass.COMPILE_LIMIT, failure
 

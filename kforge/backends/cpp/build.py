@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import re
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 
-from kforge.backends.cpp import compilers
+from kforge.backends.cpp import compilers, headers, store
 from kforge.backends.cpp.admission import examine
 from kforge.backends.cpp.elf import MAX_BYTES
 from kforge.backends.cpp.flags import flags, host_processor, is_host
-from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir
 from kforge.core.target import Compiler, Target
 from kforge.core.trial import Artifact, Candidate, CompilerReport, Failure, FailureClass
 from kforge.core.workload import stable_hash
 from kforge.harness.sandbox import Limits, Outcome, run
-from kforge.native.build import include_dir
-
-ABI_VERSION = 1
 
 _SOURCE = "kernel.cc"
 _OUTPUT = "kernel.so"
@@ -57,12 +50,12 @@ def build(candidate: Candidate, target: Target, *, compiler: Compiler | None = N
     choice = compilers.choose(target, str(family) if family else None, compiler)
     options = flags(target, choice.compiler.name)
     key = _key(candidate.source, options, choice.compiler, target)
-    store = cache_dir() / "artifacts"
-    if (cached := _load(store, key, candidate)) is not None:
+    folder = cache_dir() / "artifacts"
+    if (cached := store.load(folder, key, candidate.hash)) is not None:
         return cached
     built = _compile(candidate, choice.compiler, options, limits, choice.note)
     if isinstance(built, Artifact):
-        _save(store, key, built)
+        store.save(folder, key, built)
     return built
 
 
@@ -71,8 +64,9 @@ def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...],
     with tempfile.TemporaryDirectory(prefix="kforge-build-") as folder:
         work = Path(folder)
         (work / _SOURCE).write_text(candidate.source, encoding="utf-8")
-        _place_headers(work / "include")
-        command = (compiler.path, *options, "-Iinclude", "-include", "kforge/freestanding.h", _SOURCE, "-o", _OUTPUT)
+        headers.place(work)
+        ahead = headers.place_prelude(work, compiler, options)
+        command = (compiler.path, *options, *ahead, _SOURCE, "-o", _OUTPUT)
         begin = time.monotonic()
         outcome = run(command, work, Limits(limits.seconds, limits.memory_bytes, limits.output_bytes),
                       compilers.toolchain(compiler))
@@ -88,7 +82,7 @@ def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...],
         return found
     report = CompilerReport(f"{compiler.name} {compiler.version}", options, seconds, found.facts.text_bytes,
                             found.facts.spills, found.facts.mix, "\n".join(filter(None, [note, outcome.text[:4000]])))
-    return Artifact("cpp", candidate.hash, data, ABI_VERSION, report)
+    return Artifact("cpp", candidate.hash, data, store.ABI_VERSION, report)
 
 
 def _artifact(path: Path) -> bytes:
@@ -127,54 +121,6 @@ def _excerpt(error: re.Match[str], source: str) -> str:
     return "\n".join(f"{'>' if n == at else ' '}{n:5} {lines[n - 1]}" for n in shown)
 
 
-def _place_headers(to: Path) -> None:
-    """kforge's headers, copied: the compiler can read nothing outside its own folder and the toolchain."""
-    for header in _headers():
-        copy = to / header.relative_to(include_dir())
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(header.read_bytes())
-
-
-def _headers() -> list[Path]:
-    return sorted(include_dir().rglob("*.h"))
-
-
 def _key(source: str, options: tuple[str, ...], compiler: Compiler, target: Target) -> str:
-    headers = [[str(h.relative_to(include_dir())), _file_hash(h, h.stat().st_mtime_ns)] for h in _headers()]
     tuned = host_processor()[0] if is_host(target) else ""  # what -mtune=native means
-    return stable_hash([source, list(options), asdict(compiler), headers, ABI_VERSION, tuned], 40)
-
-
-@lru_cache(maxsize=64)
-def _file_hash(path: Path, _modified: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _load(store: Path, key: str, candidate: Candidate) -> Artifact | None:
-    """The cached artifact, if it is whole: a damaged entry is as good as none and will be replaced."""
-    try:
-        entry = json.loads((store / f"{key}.json").read_text(encoding="utf-8"))
-        data = (store / f"{key}.so").read_bytes()
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            return None
-        given = entry["report"]
-        mix = tuple((str(name), int(count)) for name, count in given.pop("instruction_mix"))
-        report = CompilerReport(**{**given, "flags": tuple(given["flags"]), "instruction_mix": mix})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return Artifact("cpp", candidate.hash, data, ABI_VERSION, report)
-
-
-def _save(store: Path, key: str, artifact: Artifact) -> None:
-    """Data first, then the entry that vouches for it; each appears whole or not at all."""
-    entry = {"sha256": artifact.hash, "report": asdict(artifact.report)}
-    try:
-        store.mkdir(parents=True, exist_ok=True)
-        for name, content in ((f"{key}.so", artifact.data), (f"{key}.json", json.dumps(entry).encode())):
-            handle, temporary = tempfile.mkstemp(dir=store)
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.replace(temporary, store / name)
-    except OSError as error:
-        raise KforgeError(f"cannot write the artifact cache {store}: {error.strerror}; set KFORGE_CACHE to a folder "
-                          "with space that you may write to") from None
+    return stable_hash([source, list(options), asdict(compiler), headers.headers_hash(), store.ABI_VERSION, tuned], 40)
