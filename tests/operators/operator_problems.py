@@ -7,7 +7,8 @@ FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")
 
 def linear(weight="q4_0", act="a8", epilogue="none", bias=0, rows=32, k=None, n=90, m=5):
     k = k or (512 if weight.endswith("_k") else 416 if weight.startswith("q") else 403)
-    return Workload.of(Problem.of("linear", K=k, N=n, weight=weight, act=act, epilogue=epilogue, bias=bias, rows=rows), M=m)
+    problem = Problem.of("linear", K=k, N=n, weight=weight, act=act, epilogue=epilogue, bias=bias, rows=rows)
+    return Workload.of(problem, M=m)
 
 
 def attention(kv="f32", hq=6, hkv=2, d=64, page=32, **axes):
@@ -16,7 +17,8 @@ def attention(kv="f32", hq=6, hkv=2, d=64, page=32, **axes):
 
 
 def rope(kv="f32", style="norm"):
-    return Workload.of(Problem.of("rope_kv_write", Hq=6, Hkv=2, D=64, P=16, kv=kv, style=style), T=9, pages=3, positions=50)
+    problem = Problem.of("rope_kv_write", Hq=6, Hkv=2, D=64, P=16, kv=kv, style=style)
+    return Workload.of(problem, T=9, pages=3, positions=50)
 
 
 def embedding(weight="q4_0", t=7):

@@ -126,7 +126,8 @@ KF_INLINE float value(const uint8_t *data, int64_t K, int64_t p, int64_t k) {
         return v;
     }
     const Scale s = scale<F, ROWS>(data, K, p, k);
-    return kf::fma(s.d, static_cast<float>(code<F, ROWS>(data, K, p, k) - offset(F)), s.m);
+    const float u = static_cast<float>(code<F, ROWS>(data, K, p, k) - offset(F));
+    return has_min(F) ? kf::fma(s.d, u, s.m) : s.d * u; /* the product keeps the sign of a zero, as gguf does */
 }
 
 }  // namespace panel

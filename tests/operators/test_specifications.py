@@ -1,0 +1,225 @@
+"""The order specifications follow docs/architecture.md to the bit, and do not depend on the batch.
+
+The document is written a second time here, in numpy: an FMA is a product and a sum in extended precision (64 bits or more
+of significand) rounded to float32 once.
+"""
+
+import ctypes
+
+import numpy as np
+import pytest
+from operator_problems import attention, embedding, linear, rms_norm, rope
+from operators_cpp import open_probe, pointer
+
+from kforge import operators
+from kforge.core.dtypes import DType, WeightFormat
+from kforge.core.workload import Problem, Workload
+from kforge.operators import Distribution, layouts
+from kforge.operators.numerics import narrow, quantize_a8, widen
+
+F = np.float32
+
+
+def fma(a, b, c):
+    wide = np.longdouble
+    return (np.asarray(a, wide) * np.asarray(b, wide) + np.asarray(c, wide)).astype(F)
+
+
+def through(name, x):
+    x = np.ascontiguousarray(x, F)
+    out = np.empty_like(x)
+    getattr(open_probe("math_probe"), name)(pointer(x), pointer(out), ctypes.c_int64(x.size))
+    return out
+
+
+def exp(x):
+    return through("exp_scalar", x)
+
+
+def silu(x):
+    return through("silu_scalar", x)
+
+
+def tree(lanes):
+    """Sum of 16 lanes on the last axis: l and l+8, then +4, +2, +1."""
+    for half in (8, 4, 2, 1):
+        lanes = lanes[..., :half] + lanes[..., half:2 * half]
+    return lanes[..., 0]
+
+
+def case(workload, distribution=Distribution.NORMAL):
+    operator = operators.get(workload.problem.operator)
+    inputs = operator.inputs(workload, 1, distribution)
+    return operator, inputs
+
+
+def linear_by_the_document(workload, inputs):
+    p = workload.problem
+    gate_up = p.str("epilogue") == "silu_gate"
+    weight = layouts.unpack(inputs["w"], WeightFormat(p.str("weight")), p.int("N"), p.int("K"),
+                            layouts.panel_layout(p.int("rows"), gate_up))
+    traits, x = weight.format.traits, inputs["x"]
+    acc = np.zeros((x.shape[0], weight.n), F)
+    if p.str("act") == "f32":
+        w = weight.dequantize()
+        for start in range(0, weight.k, 128):
+            block = np.zeros_like(acc)
+            for k in range(start, min(start + 128, weight.k)):
+                block = fma(x[:, k, None], w[None, :, k], block)
+            acc = acc + block if start else block
+    else:
+        a, d_w = quantize_a8(x), weight.scales()
+        for k in range(0, weight.k, traits.group):
+            u = weight.values[:, k:k + traits.group].astype(np.int64) - traits.offset
+            q, d_a = a.q[:, k:k + traits.group].astype(np.int64), a.d[:, k // 32, None]
+            acc = fma((q @ u.T).astype(F), d_w[None, :, k // traits.group] * d_a, acc)
+            if traits.has_min:
+                acc = fma(weight.minima()[None, :, k // 32], d_a * q.sum(axis=1).astype(F)[:, None], acc)
+    if "bias" in inputs:
+        acc = acc + inputs["bias"]
+    if "residual" in inputs:
+        acc = inputs["residual"] + acc
+    return silu(acc[:, :weight.n // 2]) * acc[:, weight.n // 2:] if gate_up else acc
+
+
+@pytest.mark.parametrize("epilogue", ["none", "residual", "silu_gate"])
+@pytest.mark.parametrize("weight,act", [(f.value, act) for f in WeightFormat for act in ("f32", "a8")
+                                        if act == "f32" or f.quantized])
+def test_linear_follows_the_document(weight, act, epilogue):
+    workload = linear(weight, act, epilogue, bias=1, rows=32, n=70, m=3)
+    for distribution in (Distribution.NORMAL, Distribution.HEAVY_TAIL, Distribution.ONE_HOT):
+        operator, inputs = case(workload, distribution)
+        assert operator.spec(workload, inputs)["out"].tobytes() == linear_by_the_document(workload, inputs).tobytes()
+
+
+@pytest.mark.parametrize("weight,act", [("bf16", "f32"), ("q4_1", "a8"), ("q6_k", "a8")])
+@pytest.mark.parametrize("rows", [16, 64])
+def test_linear_depends_neither_on_the_batch_nor_on_the_panel_height(weight, act, rows):
+    many = linear(weight, act, m=6)
+    operator, inputs = case(many)
+    want = operator.spec(many, inputs)["out"]
+    p = many.problem
+    stored = layouts.unpack(inputs["w"], WeightFormat(weight), p.int("N"), p.int("K"), layouts.panel_layout(32))
+    one = linear(weight, act, rows=rows, m=1)
+    packed = layouts.pack(stored, layouts.panel_layout(rows))
+    for m in range(6):
+        alone = operator.spec(one, {"x": inputs["x"][m:m + 1].copy(), "w": packed})["out"]
+        assert alone.tobytes() == want[m].tobytes()
+
+
+@pytest.mark.parametrize("h", [576, 577, 15])
+@pytest.mark.parametrize("residual", [0, 1])
+def test_rms_norm_follows_the_document(residual, h):
+    workload = rms_norm(residual, h)
+    operator, inputs = case(workload, Distribution.HEAVY_TAIL)
+    x = inputs["residual"] + inputs["x"] if residual else inputs["x"]
+    lanes = np.zeros((x.shape[0], 16), F)
+    for k in range(h):
+        lanes[:, k % 16] = fma(x[:, k], x[:, k], lanes[:, k % 16])
+    r = F(1) / np.sqrt(tree(lanes) / F(h) + F(1e-5))
+    got = operator.spec(workload, inputs)
+    assert got["out"].tobytes() == (x * r[:, None] * inputs["weight"]).tobytes()
+    assert not residual or got["residual"].tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("style", ["norm", "neox"])
+@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
+def test_rope_kv_write_follows_the_document(kv, style):
+    workload, dtype = rope(kv, style), DType(kv)
+    operator, inputs = case(workload)
+    got = operator.spec(workload, inputs)
+    k_cache, v_cache = inputs["k_cache"].copy(), inputs["v_cache"].copy()
+    for t, heads in enumerate(inputs["qkv"].reshape(9, 10, 64)):
+        c, s = (inputs[name][inputs["position"][t]] for name in ("cos", "sin"))
+        pairs = heads.reshape(10, 2, 32) if style == "neox" else heads.reshape(10, 32, 2).transpose(0, 2, 1)
+        a, b = pairs[:, 0], pairs[:, 1]
+        turned = np.stack([fma(a, c, -(b * s)), fma(a, s, b * c)], axis=1)
+        turned = turned.reshape(10, 64) if style == "neox" else turned.transpose(0, 2, 1).reshape(10, 64)
+        assert got["q_out"][t].tobytes() == turned[:6].tobytes()
+        if (slot := inputs["slot"][t]) >= 0:
+            k_cache[slot // 16, :, :, slot % 16] = narrow(turned[6:8], dtype)
+            v_cache[slot // 16, :, slot % 16] = narrow(heads[8:], dtype)
+    assert got["k_cache"].tobytes() == k_cache.tobytes() and got["v_cache"].tobytes() == v_cache.tobytes()
+
+
+def attention_by_the_document(q, k, v, scale):
+    """One query head over k, v [positions, D]."""
+    merged = None
+    for start in range(0, len(k), 256):
+        keys, values = k[start:start + 256], v[start:start + 256]
+        dot = np.zeros(len(keys), F)
+        for d in range(len(q)):
+            dot = fma(q[d], keys[:, d], dot)
+        s = scale * dot
+        m = s.max()
+        p = exp(s - m)
+        lanes, o = np.zeros(16, F), np.zeros(len(q), F)
+        for j in range(len(keys)):
+            lanes[j % 16] += p[j]
+            o = fma(p[j], values[j], o)
+        total = tree(lanes)
+        if merged is None:
+            merged = (m, total, o)
+            continue
+        top = max(merged[0], m)
+        a, b = exp(np.array([merged[0] - top, m - top], F))
+        merged = (top, fma(merged[1], a, total * b), fma(merged[2], a, o * b))
+    return merged[2] / merged[1]
+
+
+@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
+def test_paged_attention_follows_the_document(kv):
+    workload = attention(kv, 4, 2, 32, 16, T=7, S=3, B=40, pages=90, max_context=600)
+    for distribution in (Distribution.NORMAL, Distribution.LARGE):
+        operator, inputs = case(workload, distribution)
+        out = operator.spec(workload, inputs)["out"].reshape(7, 4, 32)
+        k_cache, v_cache = (widen(inputs[name], DType(kv)).astype(F) for name in ("k_cache", "v_cache"))
+        for s, context in enumerate(inputs["context"]):
+            j = np.arange(context)
+            page = inputs["block_table"][s][j // 16]
+            k, v = k_cache[page, :, :, j % 16], v_cache[page, :, j % 16]
+            first, last = inputs["query_start"][s:s + 2]
+            for t in range(first, last):
+                seen = context - (last - first) + t - first + 1
+                for h in range(4):
+                    q = inputs["q"].reshape(7, 4, 32)[t, h]
+                    want = attention_by_the_document(q, k[:seen, h // 2], v[:seen, h // 2], F(32**-0.5))
+                    assert out[t, h].tobytes() == want.tobytes()
+
+
+def test_a_prefill_chunk_equals_decoding_token_by_token():
+    chunk = attention(T=5, S=1, B=10, pages=10, max_context=300)
+    operator, inputs = case(chunk)
+    want = operator.spec(chunk, inputs)["out"]
+    for i in range(5):
+        one = attention(T=1, S=1, B=10, pages=10, max_context=300)
+        step = inputs | {"q": inputs["q"][i:i + 1].copy(), "query_start": np.array([0, 1], np.int32),
+                         "context": inputs["context"] - 4 + i}
+        step["context"] = step["context"].astype(np.int32)
+        assert operator.spec(one, step)["out"].tobytes() == want[i].tobytes()
+
+
+@pytest.mark.parametrize("format", list(WeightFormat))
+def test_embedding_is_the_dequantised_row(format):
+    workload = embedding(format.value)
+    operator, inputs = case(workload)
+    p = workload.problem
+    table = layouts.unpack(inputs["table"], format, p.int("V"), p.int("H"), layouts.panel_layout(16)).dequantize()
+    assert operator.spec(workload, inputs)["out"].tobytes() == table[inputs["ids"]].tobytes()
+
+
+def test_silu_mul_follows_the_document():
+    workload = Workload.of(Problem.of("silu_mul", I=333), T=5)
+    operator, inputs = case(workload, Distribution.HEAVY_TAIL)
+    gate, up = np.split(inputs["gate_up"], 2, axis=1)
+    assert operator.spec(workload, inputs)["out"].tobytes() == (silu(gate) * up).tobytes()
+
+
+def test_argmax_takes_the_lowest_index_among_equals():
+    workload = Workload.of(Problem.of("argmax", V=50), R=2)
+    logits = np.zeros((2, 50), F)
+    logits[0, [7, 30]] = 5
+    logits[1] = -1
+    operator = operators.get("argmax")
+    assert operator.spec(workload, {"logits": logits})["out"].tolist() == [7, 0]
+    assert operator.reference(workload, {"logits": logits})["out"].reference.tolist() == [7, 0]
