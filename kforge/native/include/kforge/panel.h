@@ -78,7 +78,7 @@ KF_INLINE uint16_t load_u16(const uint8_t *p) {
     return v;
 }
 
-/* d and m of one weight as float32: for K formats d = d * sc and m = -(dmin * mn), both exact. */
+/* d and m (+0 without a minimum) of one weight as float32: for K formats d = d * sc and m = -(dmin * mn), both exact. */
 struct Scale {
     float d, m;
 };
@@ -126,8 +126,7 @@ KF_INLINE float value(const uint8_t *data, int64_t K, int64_t p, int64_t k) {
         return v;
     }
     const Scale s = scale<F, ROWS>(data, K, p, k);
-    const float u = static_cast<float>(code<F, ROWS>(data, K, p, k) - offset(F));
-    return has_min(F) ? kf::fma(s.d, u, s.m) : s.d * u; /* the product keeps the sign of a zero, as gguf does */
+    return kf::fma(s.d, static_cast<float>(code<F, ROWS>(data, K, p, k) - offset(F)), s.m);
 }
 
 }  // namespace panel
