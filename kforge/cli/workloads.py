@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kforge.models.workloads import PricedRow
 
 
+_FILE_WIDTH = 140  # columns when the output is no terminal
+
+
 def workloads(
     model: Annotated[str, typer.Argument(help="A file, a folder, or the name of a known model.")],
     batch: Annotated[str, typer.Option(help="Batch sizes of decode steps, with commas.")] = "1,8",
@@ -62,20 +65,23 @@ def _document(priced: PricedRow) -> dict:
 
 
 def _print(rows: list[PricedRow]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
     for mode, group in groupby(rows, key=lambda row: row.row.mode):
         step = list(group)
         total = sum(row.seconds for row in step)
         table = Table(title=f"{mode.name}: at best {1e3 * total:.3f} ms, {mode.tokens / total:.0f} tokens/s"
-                      if total else mode.name, title_justify="left")
-        table.add_column("call")
+                      if total else mode.name, title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("call", no_wrap=True)
         table.add_column("shape")
         for name in ("count", "bytes", "operations", "limit us", "share"):
-            table.add_column(name, justify="right")
-        table.add_column("bound by")
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("bound by", no_wrap=True)
         for row in step:
             workload = row.row.workload
             count = workload.count

@@ -44,7 +44,7 @@ class ChatTemplate:
         try:
             return self._template.render(messages=turns, add_generation_prompt=add_generation_prompt,
                                          **{**self._tokens, **variables})
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        except Exception as error:  # untrusted code: it may raise anything
             raise KforgeError(f"{self._origin}: the chat template refuses this conversation ({error}).") from error
 
 

@@ -56,7 +56,7 @@ def read_header(path: Path) -> Header:
         raise KforgeError(f"{path}: cannot be read ({error}).") from error
     try:
         return _Walk(path, data).header()
-    except (struct.error, UnicodeDecodeError, ValueError, OverflowError, MemoryError) as error:
+    except (struct.error, UnicodeDecodeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         raise KforgeError(f"{path}: the GGUF header is corrupt or truncated ({error}).") from error
 
 

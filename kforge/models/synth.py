@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from pathlib import Path
 
 import gguf
@@ -32,7 +34,7 @@ def synth(name: str, file_format: str, path: Path, layers: int | None = None, se
     unknown shape or format and when the file cannot be written.
     """
     what = plan(name, file_format, layers)
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(what, part, seed)
@@ -40,7 +42,8 @@ def synth(name: str, file_format: str, path: Path, layers: int | None = None, se
     except OSError as error:
         raise KforgeError(f"{path}: cannot be written ({error}).") from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
     return what
 
 
