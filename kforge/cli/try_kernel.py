@@ -1,0 +1,142 @@
+"""``kforge try``: a kernel of your own, from source to a ratio against what serves now."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kforge.core.errors import KforgeError
+
+if TYPE_CHECKING:
+    from kforge.core.workload import Attr
+    from kforge.tuner.attempt import Attempt, Submission
+    from kforge.tuner.contenders import Incumbent
+
+
+def try_kernel(
+    file: Annotated[Path, typer.Argument(help="C++ source against kforge/abi.h, or a template (.j2) with a header.")],
+    op: Annotated[str, typer.Option("--op", help="Operator, for instance linear.")],
+    axes: Annotated[str, typer.Option(help="Static and dynamic axes: K=576,N=960,weight=q4_1,M=1.")],
+    against: Annotated[str, typer.Option(help="default, tuned, or a kernel's hash.")] = "tuned",
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: all cores.")] = 0,
+    params: Annotated[str, typer.Option(help="Parameters of a template, the rest at its defaults: m_tile=4,...")] = "",
+    relaxed: Annotated[
+        bool, typer.Option("--relaxed", help="Check against the error bound, not bit for bit (plain C++ only).")
+    ] = False,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Have it judged at its bucket; an accepted kernel goes into the registry.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Build, check, time and compare one kernel of your own. Exit code 1 when it fails, 2 for bad input."""
+    from kforge.cli.lookup import DEFAULTS
+    from kforge.core.paths import data_dir
+    from kforge.core.trial import NumericsClass
+    from kforge.harness import Harness
+    from kforge.registry.ask import open_snapshot
+    from kforge.registry.database import Registry
+    from kforge.registry.store import Store
+    from kforge.targets.files import load_target
+    from kforge.tuner import attempt as trying
+    from kforge.tuner.contenders import from_file, incumbent, workload_of
+
+    given = pairs_of("--axes", axes)
+    target = load_target("host")
+    snapshot, store = open_snapshot(), Store(data_dir() / "store")
+    workload = workload_of(op, {**DEFAULTS.get(op, {}), **given}, snapshot, target)
+    numerics = NumericsClass.RELAXED if relaxed else NumericsClass.EXACT
+    candidate = from_file(file, workload.problem, target, pairs_of("--params", params), numerics)
+    rival = incumbent(against, workload, snapshot, store, target)
+    with Harness(target, threads or target.cores) as harness:
+        done = trying.attempt(candidate, workload, rival, harness)
+        handed: Submission | None = None
+        if submit and done.failure is None:
+            serving = incumbent("tuned", trying.bucket_workload(workload), snapshot, store, target)
+            with Registry.open() as registry:
+                handed = trying.submit(candidate, workload, serving, harness, registry)
+    if as_json:
+        print(json.dumps(_document(done, rival, handed), indent=1))
+    else:
+        _print(done, rival, handed)
+    if done.failure is not None or (handed is not None and handed.kernel is None):
+        raise typer.Exit(1)
+
+
+def pairs_of(option: str, text: str) -> dict[str, Attr]:
+    """NAME=VALUE pairs with commas between; whole numbers become ints."""
+    found: dict[str, Attr] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, separator, value = part.partition("=")
+        if not separator or not name or not value:
+            raise KforgeError(f"{option} {part!r} is not NAME=VALUE, for instance K=576")
+        if name in found:
+            raise KforgeError(f"{option} gives {name} twice")
+        found[name] = int(value) if value.lstrip("-").isdigit() else value
+    return found
+
+
+def _print(done: Attempt, rival: Incumbent, handed: Submission | None) -> None:
+    print(f"{done.candidate.template} as candidate {done.candidate.hash}, {done.candidate.numerics}, for {done.workload.key}")
+    if done.report is not None:
+        r = done.report
+        mix = ", ".join(f"{n} {name}" for name, n in r.instruction_mix)
+        print(f"  build:   {r.compiler}, {r.seconds:.2f} s, {r.text_bytes} bytes of code, {r.spills} vector spills; {mix}")
+        for line in r.warnings.splitlines():
+            print(f"           {line}")
+    if done.failure is not None:
+        print(f"  FAILED ({done.failure.kind}): {done.failure.reason}")
+        for line in done.failure.detail.splitlines():
+            print(f"           {line}")
+        return
+    assert done.trial is not None and done.trial.timing is not None  # it has not failed
+    worst = "bit for bit the order specification" if done.candidate.numerics == "exact" else (
+        f"worst error {done.trial.max_error_ratio:.3f} of its bound")
+    print(f"  correct: {worst}, at every checked shape")
+    timing = done.trial.timing
+    print(f"  time:    {1e6 * timing.seconds:.2f} us per call, spread {100 * timing.spread:.1f} %, "
+          f"{timing.batches} batches of {timing.calls_per_batch} calls")
+    if done.limit is not None and done.bandwidth is not None:
+        print(f"  limit:   {1e6 * done.limit.seconds:.2f} us ({done.limit.bound_by}; {done.bandwidth.value / 1e9:.1f} GB/s "
+              f"measured beside it), so {100 * (done.share or 0):.0f} % of the roofline")
+    if done.ratio is not None:
+        r = done.ratio
+        print(f"  against {rival.label}: {r.value:.3f}x [{r.lower:.3f}, {r.upper:.3f}], {r.told} ({r.pairs} interleaved pairs)")
+    else:
+        print(f"  against {rival.label}: not compared, {done.unmeasured}")
+    if handed is not None:
+        at = ",".join(f"{k}={v}" for k, v in handed.bucket)
+        print(f"  judge:   {handed.verdict.decision} at {at} against {handed.incumbent}: {handed.verdict.text}")
+        if handed.kernel is not None:
+            print(f"  kernel {handed.kernel} is in the registry as accepted; the next kforge tune of a model that calls it "
+                  "runs the engine with and without it, and promotes it if the engine does not lose")
+
+
+def _document(done: Attempt, rival: Incumbent, handed: Submission | None) -> dict[str, Any]:
+    timing = done.trial.timing if done.trial else None
+    return {
+        "ok": done.failure is None,
+        "candidate": done.candidate.hash,
+        "template": done.candidate.template,
+        "params": dict(done.candidate.params),
+        "numerics": done.candidate.numerics.value,
+        "workload": done.workload.key,
+        "compiler": dataclasses.asdict(done.report) | {"instruction_mix": dict(done.report.instruction_mix)}
+        if done.report else None,
+        "failure": {"class": done.failure.kind.value, "reason": done.failure.reason, "detail": done.failure.detail}
+        if done.failure else None,
+        "max_error_ratio": done.trial.max_error_ratio if done.trial and not done.failure else None,
+        "timing": dataclasses.asdict(timing) if timing else None,
+        "roofline": {"seconds": done.limit.seconds, "bound_by": done.limit.bound_by, "share": done.share,
+                     "bandwidth": done.limit.bandwidth} if done.limit else None,
+        "against": {"label": rival.label, "candidate": rival.candidate.hash,
+                    "kernel": rival.kernel.id if rival.kernel else None},
+        "ratio": {**dataclasses.asdict(done.ratio), "told": done.ratio.told} if done.ratio else None,
+        "not_compared": done.unmeasured,
+        "submission": {"decision": handed.verdict.decision.value, "text": handed.verdict.text, "bucket": dict(handed.bucket),
+                       "gain": handed.verdict.gain, "lower": handed.verdict.lower, "incumbent": handed.incumbent,
+                       "kernel": handed.kernel} if handed else None,
+    }
