@@ -113,7 +113,7 @@ class PagedAttention(Operator):
         made = []
         for tokens, sequences, context in corners:
             t = sequences if decode else max(tokens, sequences)
-            context = max(context, -(-t // sequences) + 1)
+            context = max(context, -(-t // sequences))
             blocks = -(-context // page)
             enough = blocks + sequences - 1 + -(-(t - 1) // page) + (sequences - 1) * blocks // 3
             made.append(Workload.of(workload.problem, workload.count, workload.phase, T=t, S=sequences, B=blocks + 1,

@@ -70,18 +70,6 @@ class Bound:
     reference: np.ndarray
     bound: np.ndarray
 
-    def ratio(self, actual: np.ndarray, dtype: DType) -> float:
-        """Worst |actual - reference| / bound: at most 1 passes. Infinity for a NaN, and for any difference where the
-        bound is zero. ``actual`` is as the kernel left it (bf16 as uint16 bits)."""
-        import numpy as np
-
-        from kforge.operators.numerics import widen
-
-        with np.errstate(invalid="ignore", divide="ignore"):
-            error = np.abs(widen(actual, dtype) - self.reference)
-            ratio = np.where(error == 0, 0.0, error / self.bound)
-        return float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0.0))
-
 
 @dataclass(frozen=True)
 class Cost:

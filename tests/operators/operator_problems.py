@@ -1,6 +1,9 @@
-"""One small problem of every kind, with dynamic axes, for the operators' tests."""
+"""One small problem of every kind, with dynamic axes, for the operators' tests, and how outputs are judged."""
+
+import numpy as np
 
 from kforge.core.workload import Problem, Workload
+from kforge.operators.numerics import widen
 
 FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")
 
@@ -42,3 +45,11 @@ def all_workloads():
     made += [Workload.of(Problem.of("silu_mul", I=333), T=5), Workload.of(Problem.of("gather_rows", H=65), R=3, T=5),
              Workload.of(Problem.of("argmax", V=1001), R=4)]
     return made
+
+
+def ratio(bound, actual, dtype):
+    """Worst |actual - reference| / bound; infinity for a NaN, and for any difference where the bound is zero."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = np.abs(widen(actual, dtype) - bound.reference)
+        ratios = np.where(error == 0, 0.0, error / bound.bound)
+    return np.where(np.isnan(ratios), np.inf, ratios).max(initial=0.0)
