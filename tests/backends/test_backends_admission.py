@@ -74,6 +74,17 @@ def test_a_branch_must_land_on_an_instruction_of_the_image() -> None:
     assert "does not land" in refusal(patched("0f8400f0ffff"))
 
 
+@pytest.mark.parametrize("code", ["66e900000000", "66e800000000", "66c3", "660f8400000000", "2e66e900000000", "66eb00"])
+def test_branches_whose_length_depends_on_the_vendor_are_refused(code: str) -> None:
+    assert "0x" in refusal(patched(code))
+
+
+def test_a_prefix_byte_inside_a_branchs_offset_is_no_prefix() -> None:
+    found = build(kernel('asm volatile("jmp 1f\\n.fill 0x66,1,0x90\\n1:");'), host())
+    assert isinstance(found, Artifact), found
+    assert b"\xeb\x66" in found.data
+
+
 def test_only_the_whole_aligned_barrier_gate_may_jump_through_a_register() -> None:
     data = sled()
     assert data.count(BARRIER_GATE) == 1

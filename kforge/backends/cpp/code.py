@@ -35,8 +35,8 @@ _mnemonics = {value: name.lower() for name, value in vars(Mnemonic).items() if i
 # FSGSBASE, RDRAND, TSX, XSAVE, SGX, user interrupts, monitor/mwait, line flushes, and whatever is invented next.
 _COMPUTE = frozenset({
     "INTEL8086", "INTEL186", "INTEL286", "INTEL386", "INTEL486", "X64", "CMOV", "MULTIBYTENOP", "CX8", "CMPXCHG16B",
-    "SSE", "SSE2", "SSE3", "SSSE3", "SSE4_1", "SSE4_2", "SSE4A", "POPCNT", "LZCNT", "BMI1", "BMI2", "ADX", "MOVBE",
-    "PAUSE", "AVX", "AVX2", "F16C", "FMA", "FMA4", "XOP", "GFNI", "VAES", "AES", "PCLMULQDQ", "VPCLMULQDQ", "PREFETCHW",
+    "SSE", "SSE2", "SSE3", "SSSE3", "SSE4_1", "SSE4_2", "POPCNT", "LZCNT", "BMI1", "BMI2", "ADX", "MOVBE",
+    "PAUSE", "AVX", "AVX2", "F16C", "FMA", "GFNI", "VAES", "AES", "PCLMULQDQ", "VPCLMULQDQ", "PREFETCHW",
     "AVX_VNNI", "AVX_VNNI_INT8", "AVX_VNNI_INT16", "AVX_NE_CONVERT", "AVX_IFMA",
     "AVX512F", "AVX512CD", "AVX512BW", "AVX512DQ", "AVX512VL", "AVX512_IFMA", "AVX512_VBMI", "AVX512_VBMI2",
     "AVX512_VNNI", "AVX512_BITALG", "AVX512_VPOPCNTDQ", "AVX512_BF16", "AVX512_FP16", "AVX512_VP2INTERSECT",
@@ -61,6 +61,7 @@ _ENDS = (FlowControl.RETURN, FlowControl.UNCONDITIONAL_BRANCH, FlowControl.INDIR
 _NEAR = (FlowControl.UNCONDITIONAL_BRANCH, FlowControl.CONDITIONAL_BRANCH, FlowControl.CALL)
 _SEGMENT_LOADS = frozenset(value for name, value in vars(Code).items()
                            if name.startswith(("MOV_SREG_", "POPQ_", "POPW_")))
+_PREFIXES = frozenset(bytes.fromhex("262e363e64656667f0f2f3") + bytes(range(0x40, 0x50)))  # legacy ones and REX
 _MMX = frozenset(range(Register.MM0, Register.MM7 + 1))
 _FORMATTER = Formatter(FormatterSyntax.INTEL)
 
@@ -94,6 +95,7 @@ class _Kind:
 
     refusal: str
     near_branch: bool
+    leaves: bool  # control may go elsewhere than to the next instruction
     ends: bool  # control never runs on into the next bytes
     group: str
     vector_move: bool
@@ -137,6 +139,9 @@ def _sweep_segment(segment: Segment, starts: set[int], targets: dict[int, int], 
             what = kind.refusal or "a thread-local access"
             raise Refused(f"{what} at {address:#x}, '{_FORMATTER.format(instruction)}', is not pure computation"
                           f"{_hint(instruction)}")
+        if kind.leaves and _has_operand_size_prefix(segment.data, address - segment.address):
+            # Processors disagree on its length: AMD's take a 16-bit offset, Intel's ignore the prefix.
+            raise Refused(f"a branch with an operand-size prefix at {address:#x}")
         if kind.near_branch:
             targets.setdefault(instruction.near_branch_target, address)
         mix[kind.group] += 1
@@ -150,6 +155,14 @@ def _sweep_segment(segment: Segment, starts: set[int], targets: dict[int, int], 
     if last is None or not last.ends:
         raise Refused("the code runs on past its end")
     return spills
+
+
+def _has_operand_size_prefix(data: bytes, at: int) -> bool:
+    while data[at] in _PREFIXES:
+        if data[at] == 0x66:
+            return True
+        at += 1
+    return False
 
 
 def _gates(segment: Segment) -> dict[int, str]:
@@ -192,7 +205,8 @@ def _classify(instruction: Instruction) -> _Kind:
     elif not refusal and flow in _NEAR and not _is_near(instruction):
         refusal = "a far jump or call"
     group = _group(mnemonic, vector)
-    return _Kind(refusal, flow in _NEAR, flow in _ENDS, group, vector and group == "vector move")
+    return _Kind(refusal, flow in _NEAR, flow != FlowControl.NEXT, flow in _ENDS, group,
+                 vector and group == "vector move")
 
 
 def _is_near(instruction: Instruction) -> bool:
