@@ -142,13 +142,16 @@ def _config(path: Path, header: Header) -> ModelConfig:
     embed = header.tensors.get(NAMES[Matrix.EMBED])
     if embed is None:
         raise KforgeError(f"{path}: tensor '{NAMES[Matrix.EMBED]}' is missing.")
-    ids = _token_ids(fields)
+    kv_heads = get("attention.head_count_kv", int, heads)
+    if kv_heads <= 0 or heads % kv_heads:
+        raise KforgeError(f"{path}: {heads} heads cannot share {kv_heads} key and value heads.")
+    ids = _token_ids(fields, embed.shape[0])
     eos = ids.get("eos")
     template = fields.get("tokenizer.chat_template")
     return ModelConfig(
         name=str(fields.get("general.name", path.stem)), family=Family.LLAMA,
         layers=get("block_count", int), hidden=hidden, heads=heads,
-        kv_heads=get("attention.head_count_kv", int, heads), head_dim=head_dim,
+        kv_heads=kv_heads, head_dim=head_dim,
         intermediate=get("feed_forward_length", int), vocab=embed.shape[0],
         context_length=get("context_length", int),
         rms_eps=get("attention.layer_norm_rms_epsilon", float),
@@ -181,9 +184,10 @@ _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endof
                 "<|end_of_text|>")
 
 
-def _token_ids(fields: dict) -> dict[str, int]:
-    names = ("bos", "eos", "eot", "eom")
-    return {name: v for name in names if isinstance(v := fields.get(f"tokenizer.ggml.{name}_token_id"), int)}
+def _token_ids(fields: dict, vocab: int) -> dict[str, int]:
+    """Special tokens that the metadata names; an id outside the vocabulary counts as not named."""
+    given = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
+    return {name: v for name, v in given.items() if isinstance(v, int) and 0 <= v < vocab}
 
 
 def _stop_ids(fields: dict, ids: dict[str, int]) -> tuple[int, ...]:

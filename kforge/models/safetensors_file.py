@@ -165,7 +165,10 @@ def _config(path: Path, raw: dict[str, Any], tensors: dict[str, Stored]) -> Mode
 
     heads, hidden = number("num_attention_heads"), number("hidden_size")
     head_dim = number("head_dim", hidden // heads)
-    layers = number("num_hidden_layers")
+    layers, vocab = number("num_hidden_layers"), number("vocab_size")
+    kv_heads = number("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise KforgeError(f"{file}: {heads} heads cannot share {kv_heads} key and value heads.")
     eps = raw.get("rms_norm_eps", 1e-6)
     if not isinstance(eps, float) or not math.isfinite(eps) or eps <= 0:
         raise KforgeError(f"{file}: 'rms_norm_eps' is {eps!r}; a positive number was expected.")
@@ -174,14 +177,16 @@ def _config(path: Path, raw: dict[str, Any], tensors: dict[str, Stored]) -> Mode
     if (path / "generation_config.json").exists():
         more = _json(path / "generation_config.json").get("eos_token_id")
         stops += [more] if isinstance(more, int) else list(more or [])
+    stops = [i for i in stops if isinstance(i, int) and 0 <= i < vocab]
     first_layer = "model.layers.0."
     return ModelConfig(
         name=path.name, family=Family.LLAMA, layers=layers, hidden=hidden, heads=heads,
-        kv_heads=number("num_key_value_heads", heads), head_dim=head_dim, intermediate=number("intermediate_size"),
-        vocab=number("vocab_size"), context_length=number("max_position_embeddings", 2048), rms_eps=eps,
+        kv_heads=kv_heads, head_dim=head_dim, intermediate=number("intermediate_size"),
+        vocab=vocab, context_length=number("max_position_embeddings", 2048), rms_eps=eps,
         rope=_rope(file, raw), tied_head=bool(raw.get("tie_word_embeddings")) or NAMES[Matrix.HEAD] not in tensors,
         qkv_bias=first_layer + NAMES[Vector.Q_BIAS] in tensors, o_bias=first_layer + NAMES[Vector.O_BIAS] in tensors,
-        bos_id=raw.get("bos_token_id"), eos_id=stops[0] if stops else None, stop_ids=tuple(sorted(set(stops))),
+        bos_id=bos if isinstance(bos := raw.get("bos_token_id"), int) and 0 <= bos < vocab else None,
+        eos_id=stops[0] if stops else None, stop_ids=tuple(sorted(set(stops))),
         chat_template=_chat_template(path),
     )
 

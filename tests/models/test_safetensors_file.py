@@ -80,6 +80,7 @@ def test_attention_biases_are_found(tmp_path):
     ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
     ({"intermediate_size": 80}, "mlp.gate_proj.weight"),
     ({"hidden_act": "gelu"}, "gelu"),
+    ({"num_key_value_heads": 3}, "4 heads"),
     ({"num_attention_heads": "four"}, "num_attention_heads"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
     ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
