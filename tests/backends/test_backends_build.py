@@ -116,7 +116,6 @@ def test_another_x86_target_gets_its_own_instructions(compiler: Compiler) -> Non
     codes = [made(build(source, t, compiler=compiler)) for t in
              (target(), target("avx", "avx2"), target("avx", "avx2", "avx512f", "avx512vl", "avx512bw", "avx512dq"))]
     assert len({artifact.data for artifact in codes}) == 3
-    assert b"\\x62" not in codes[1].data or codes[1].report.flags != codes[2].report.flags
     assert "-mavx512f" in codes[2].report.flags
     assert "-mtune=native" not in codes[2].report.flags
     assert "-mtune=native" in made(build(source, host(), compiler=compiler)).report.flags
