@@ -1,0 +1,94 @@
+"""Linear kernels give the order specification's bits, whatever the template, format, epilogue, M and thread count."""
+
+from __future__ import annotations
+
+import pytest
+from linear_running import FEATURES, assert_exact, compiled, problem_of, target_of, template_of
+
+from kforge.core.dtypes import WeightFormat
+from kforge.core.workload import Attr
+from kforge.operators.base import Distribution
+
+# template, weight, K, N, rows, epilogue, bias: each format, epilogue and panel height, ragged N and K
+CASES = [
+    ("a8_vnni", "q4_0", 96, 100, 32, "none", 0),
+    ("a8_vnni", "q4_1", 64, 88, 64, "silu_gate", 1),
+    ("a8_vnni", "q6_k", 256, 50, 16, "residual", 0),
+    ("f32_avx512", "bf16", 330, 70, 32, "residual", 1),
+    ("f32_avx512", "q5_k", 512, 72, 32, "silu_gate", 0),
+    ("a8_avx2", "q8_0", 96, 60, 32, "silu_gate", 1),
+    ("a8_avx2", "q6_k", 256, 50, 16, "none", 0),
+    ("f32_avx2", "f16", 200, 40, 32, "silu_gate", 0),
+    ("portable", "q4_k", 256, 40, 32, "residual", 1),
+    ("portable", "f32", 150, 40, 64, "silu_gate", 0),
+]
+
+
+def skip_unless_it_runs_here(name: str, problem: object) -> None:
+    if reason := template_of(name).applies(problem, target_of(name)):  # type: ignore[arg-type]
+        pytest.skip(reason)
+
+
+def act_of(name: str, weight: str) -> str:
+    if name == "portable":
+        return "a8" if WeightFormat(weight).quantized else "f32"
+    return name.split("_", 1)[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_bits_equal_the_order_specification_for_any_tokens_and_threads(case: tuple[Attr, ...]) -> None:
+    name, weight, K, N, rows, epilogue, bias = case
+    problem = problem_of(weight, K, N, rows, epilogue, bias, act_of(name, weight))
+    skip_unless_it_runs_here(name, problem)
+    kernel = compiled(name, problem)
+    for tokens, threads, distribution in [(1, 2, Distribution.NORMAL), (1, 1, Distribution.TINY),
+                                          (5, 3, Distribution.HEAVY_TAIL), (37, 2, Distribution.CANCEL)]:
+        assert_exact(kernel, problem, tokens, threads, distribution)
+
+
+def test_every_format_and_activation_has_a_template_on_any_processor() -> None:
+    template, target = template_of("portable"), target_of("portable")
+    for weight in WeightFormat:
+        for act in ("a8", "f32") if weight.quantized else ("f32",):
+            problem = problem_of(weight, 256, 64, 32, "none", 0, act)
+            assert template.applies(problem, target) is None, (weight, act)
+
+
+def test_scratch_never_shrinks_with_more_tokens() -> None:
+    import numpy as np
+
+    problem = problem_of("q4_0", 64, 32, 32, "none", 0, "a8")
+    name = "a8_vnni" if template_of("a8_vnni").applies(problem, target_of("a8_vnni")) is None else "portable"
+    kernel = compiled(name, problem)
+    for threads in (1, 2, 64):
+        sizes = [kernel.scratch_bytes(np.array([m], np.int64), threads) for m in range(1, 100)]
+        assert sizes == sorted(sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", list(WeightFormat))
+@pytest.mark.parametrize("name", list(FEATURES))
+def test_bits_of_every_format(name: str, weight: WeightFormat) -> None:
+    for act in ("a8", "f32"):
+        if name != "portable" and not name.startswith(act) or act == "a8" and not weight.quantized:
+            continue
+        for epilogue, bias, rows, N in [("none", 1, 16, 50), ("residual", 0, 64, 130), ("silu_gate", 1, 32, 120)]:
+            problem = problem_of(weight, 768, N, rows, epilogue, bias, act)
+            skip_unless_it_runs_here(name, problem)
+            kernel = compiled(name, problem)
+            for tokens in (1, 2, 3, 7, 16, 33, 130):
+                for threads in (1, 2, 5):
+                    assert_exact(kernel, problem, tokens, threads, Distribution.NORMAL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FEATURES if name != "portable"])
+def test_bits_do_not_depend_on_parameters(name: str) -> None:
+    template, target = template_of(name), target_of(name)
+    problem = problem_of("q4_0", 160, 96, 32, "silu_gate", 0, name.split("_", 1)[0])
+    skip_unless_it_runs_here(name, problem)
+    space = template.space(problem, target)
+    for params in space[:: max(1, len(space) // 12)]:
+        kernel = compiled(name, problem, **params)
+        for tokens in (1, 6, 53):
+            assert_exact(kernel, problem, tokens, 2, Distribution.HEAVY_TAIL)
