@@ -21,6 +21,7 @@ from pathlib import Path
 
 import gguf
 import regex
+from measuring import write_json
 
 from kforge.models.gguf_file import GGUFModel
 from kforge.models.gguf_header import Header
@@ -53,12 +54,12 @@ def random_strings(count: int, seed: int, specials: list[str]) -> list[str]:
     return texts
 
 
-def peer_ids(python: str, model: Path, strings: list[str], special: bool) -> list[list[int]]:
-    """llama.cpp's ids, computed in its own environment."""
+def peer_answer(python: str, model: Path, strings: list[str], special: bool) -> dict:
+    """llama.cpp's ``ids`` and the ``version`` of its Python package, from its own environment."""
     request = json.dumps({"model": str(model.resolve()), "strings": strings, "special": special})
-    script = Path(__file__).with_name("peer_tokenize.py")
+    script = Path(__file__).parent / "drivers" / "llama_cpp_tokenizer.py"
     done = subprocess.run([python, str(script)], input=request, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout[done.stdout.index("["):])
+    return json.loads(done.stdout[done.stdout.index("{"):])
 
 
 def write_vocabulary(header: Header, rule: str, path: Path) -> None:
@@ -112,26 +113,26 @@ def main() -> int:
             if rule != own:
                 file = Path(folder) / "vocabulary.gguf"
                 write_vocabulary(model.header, rule, file)
-            theirs = {special: peer_ids(args.peer_python, file, strings, special) for special in (False, True)}
+            theirs = {special: peer_answer(args.peer_python, file, strings, special) for special in (False, True)}
         count = 0
-        for special, ids in theirs.items():
+        for special, answer in theirs.items():
             start = time.perf_counter()
             ours = [tokenizer.encode(text, add_bos=False, parse_special=special) for text in strings]
             seconds += time.perf_counter() - start
-            for text, a, b in zip(strings, ours, ids, strict=True):
+            for text, a, b in zip(strings, ours, answer["ids"], strict=True):
                 count += a != b
                 if a != b and count <= 10:
                     print(f"differs ({rule}, special={special}): {text!r}\n  kforge    {a}\n  llama.cpp {b}")
         different += count
-        fixture[rule] = [{"text": text, "ids": ids} for text, ids in zip(strings, theirs[True], strict=True)]
+        fixture[rule] = [{"text": text, "ids": ids} for text, ids in zip(strings, theirs[True]["ids"], strict=True)]
         print(f"{args.model.name}, {rule}: {2 * len(strings)} encodings of {len(strings)} strings, "
               f"{count} differ from llama.cpp's")
     if args.fixture:
         args.fixture.parent.mkdir(parents=True, exist_ok=True)
         args.fixture.write_text(json.dumps(fixture, ensure_ascii=True, separators=(",", ":")) + "\n")
-    if args.json:
-        figures = {"strings": args.count, "rules": list(fixture), "different": different, "seconds": seconds}
-        args.json.write_text(json.dumps(figures) + "\n")
+    write_json(args.json, "tokenizer_agreement", {
+        "model": args.model.name, "strings": args.count, "rules": list(fixture), "different": different,
+        "seconds": seconds, "llama_cpp_python": theirs[True]["version"]})
     return 1 if different else 0
 
 
