@@ -1,0 +1,40 @@
+"""Every path of the graph: mixed formats, biases, both rope styles, untied heads; kernels beside torch."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from toy_model import CONFIG, ToyModel
+
+from kforge.core.dtypes import WeightFormat as F
+from kforge.engine.engine import Engine
+from kforge.models.config import Rope, RopeStyle
+from kforge.models.roles import Matrix
+
+MODELS = {
+    "fused, tied": ToyModel(rest=F.Q8_0),
+    "nothing fused": ToyModel(formats={Matrix.V: F.Q6_K, Matrix.UP: F.Q8_0, Matrix.DOWN: F.Q6_K}, rest=F.Q4_K),
+    "untied, biases, neox": ToyModel(
+        replace(CONFIG, tied_head=False, qkv_bias=True, o_bias=True, rope=Rope(10000.0, RopeStyle.NEOX)),
+        formats={Matrix.HEAD: F.BF16}, rest=F.F16,
+    ),
+}
+TOKENS = [(37 * i) % 320 for i in range(150)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_and_torch_agree_on_every_path(name, kernels):
+    model = MODELS[name]
+    native = Engine(model, kernels, act="f32", kv="f32", kv_tokens=256, text=False)
+    torch = Engine(model, "none", kv="f32", kv_tokens=256, text=False)
+    ours, theirs = native.logits(TOKENS, 50), torch.logits(TOKENS, 64)
+    np.testing.assert_allclose(ours, theirs, atol=2e-4 * np.abs(theirs).max(), rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [16, 64])
+def test_the_panel_height_changes_no_bit(kernels, rows):
+    model = MODELS["nothing fused"]
+    wanted = Engine(model, kernels, kv_tokens=256, text=False).logits(TOKENS, 64)
+    ours = Engine(model, kernels, kv_tokens=256, rows=rows, text=False).logits(TOKENS, 64)
+    np.testing.assert_array_equal(ours.view(np.int32), wanted.view(np.int32))
