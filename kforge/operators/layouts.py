@@ -269,15 +269,13 @@ def unpack(data: np.ndarray, format: WeightFormat, n: int, k: int, layout: Layou
     if data.size != packed_bytes(format, n, k, layout):
         raise ValueError(f"{format}[{n}, {k}] as {layout.key} has {packed_bytes(format, n, k, layout)} bytes, "
                          f"got {data.size}")
-    source = source_rows(n, layout)
-    order = np.empty(n, np.int64)
-    order[source[source >= 0]] = np.flatnonzero(source >= 0)
     chunk = max(1, _CHUNK_WEIGHTS // (rows * max(k, 1))) * sizes.panel_bytes
     parts = [_unpack_panels(_Views(data[first:first + chunk], sizes), sizes, k) for first in range(0, data.size, chunk)]
     whole = parts[0] if len(parts) == 1 else concat(parts)
     if not layout["gate_up"]:
         return whole.rows(0, n)
-    return whole.take(order)
+    source = source_rows(n, layout)
+    return whole.take(np.argsort(np.where(source < 0, len(source), source), kind="stable")[:n])
 
 
 def _unpack_panels(views: _Views, sizes: _Sizes, k: int) -> QuantizedWeight:
