@@ -19,7 +19,7 @@ from kforge.native import Arena, Kernel, Program, Team
 from kforge.operators.base import Distribution
 from kforge.targets.files import host
 
-FEATURES = {
+FEATURES: dict[str, tuple[str, ...] | None] = {
     "a8_vnni": None,
     "f32_avx512": None,
     "a8_avx2": ("avx", "avx2", "f16c", "fma", "pni", "sse4_1", "sse4_2", "ssse3"),

@@ -2,45 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 from linear_running import FEATURES, assert_exact, compiled, problem_of, target_of, template_of
 
 from kforge.core.dtypes import WeightFormat
-from kforge.core.workload import Attr
+from kforge.core.workload import Problem
 from kforge.operators.base import Distribution
 
-# template, weight, K, N, rows, epilogue, bias: each format, epilogue and panel height, ragged N and K
+
+@dataclass(frozen=True)
+class Case:
+    template: str
+    weight: str
+    K: int
+    N: int
+    rows: int
+    epilogue: str = "none"
+    bias: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        act = self.template.split("_", 1)[0]
+        if self.template == "portable":
+            act = "a8" if WeightFormat(self.weight).quantized else "f32"
+        return problem_of(self.weight, self.K, self.N, self.rows, self.epilogue, self.bias, act)
+
+
+# Each format, epilogue and panel height, ragged N and K.
 CASES = [
-    ("a8_vnni", "q4_0", 96, 100, 32, "none", 0),
-    ("a8_vnni", "q4_1", 64, 88, 64, "silu_gate", 1),
-    ("a8_vnni", "q6_k", 256, 50, 16, "residual", 0),
-    ("f32_avx512", "bf16", 330, 70, 32, "residual", 1),
-    ("f32_avx512", "q5_k", 512, 72, 32, "silu_gate", 0),
-    ("a8_avx2", "q8_0", 96, 60, 32, "silu_gate", 1),
-    ("a8_avx2", "q6_k", 256, 50, 16, "none", 0),
-    ("f32_avx2", "f16", 200, 40, 32, "silu_gate", 0),
-    ("portable", "q4_k", 256, 40, 32, "residual", 1),
-    ("portable", "f32", 150, 40, 64, "silu_gate", 0),
+    Case("a8_vnni", "q4_0", 96, 100, 32),
+    Case("a8_vnni", "q4_1", 64, 88, 64, "silu_gate", 1),
+    Case("a8_vnni", "q6_k", 256, 50, 16, "residual"),
+    Case("f32_avx512", "bf16", 330, 70, 32, "residual", 1),
+    Case("f32_avx512", "q5_k", 512, 72, 32, "silu_gate"),
+    Case("a8_avx2", "q8_0", 96, 60, 32, "silu_gate", 1),
+    Case("a8_avx2", "q6_k", 256, 50, 16),
+    Case("f32_avx2", "f16", 200, 40, 32, "silu_gate"),
+    Case("portable", "q4_k", 256, 40, 32, "residual", 1),
+    Case("portable", "f32", 150, 40, 64, "silu_gate"),
 ]
 
 
-def skip_unless_it_runs_here(name: str, problem: object) -> None:
-    if reason := template_of(name).applies(problem, target_of(name)):  # type: ignore[arg-type]
+def skip_unless_it_runs_here(name: str, problem: Problem) -> None:
+    if reason := template_of(name).applies(problem, target_of(name)):
         pytest.skip(reason)
 
 
-def act_of(name: str, weight: str) -> str:
-    if name == "portable":
-        return "a8" if WeightFormat(weight).quantized else "f32"
-    return name.split("_", 1)[0]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_bits_equal_the_order_specification_for_any_tokens_and_threads(case: tuple[Attr, ...]) -> None:
-    name, weight, K, N, rows, epilogue, bias = case
-    problem = problem_of(weight, K, N, rows, epilogue, bias, act_of(name, weight))
-    skip_unless_it_runs_here(name, problem)
-    kernel = compiled(name, problem)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.template}-{case.weight}-{case.epilogue}")
+def test_bits_equal_the_order_specification_for_any_tokens_and_threads(case: Case) -> None:
+    problem = case.problem
+    skip_unless_it_runs_here(case.template, problem)
+    kernel = compiled(case.template, problem)
     for tokens, threads, distribution in [(1, 2, Distribution.NORMAL), (1, 1, Distribution.TINY),
                                           (5, 3, Distribution.HEAVY_TAIL), (37, 2, Distribution.CANCEL)]:
         assert_exact(kernel, problem, tokens, threads, distribution)
@@ -55,8 +70,6 @@ def test_every_format_and_activation_has_a_template_on_any_processor() -> None:
 
 
 def test_scratch_never_shrinks_with_more_tokens() -> None:
-    import numpy as np
-
     problem = problem_of("q4_0", 64, 32, 32, "none", 0, "a8")
     name = "a8_vnni" if template_of("a8_vnni").applies(problem, target_of("a8_vnni")) is None else "portable"
     kernel = compiled(name, problem)
@@ -70,7 +83,7 @@ def test_scratch_never_shrinks_with_more_tokens() -> None:
 @pytest.mark.parametrize("name", list(FEATURES))
 def test_bits_of_every_format(name: str, weight: WeightFormat) -> None:
     for act in ("a8", "f32"):
-        if name != "portable" and not name.startswith(act) or act == "a8" and not weight.quantized:
+        if (act == "a8" and not weight.quantized) or (name != "portable" and not name.startswith(act)):
             continue
         for epilogue, bias, rows, N in [("none", 1, 16, 50), ("residual", 0, 64, 130), ("silu_gate", 1, 32, 120)]:
             problem = problem_of(weight, 768, N, rows, epilogue, bias, act)
