@@ -6,7 +6,9 @@ import typer
 
 from kforge.cli.bench_engine import engine
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Benchmarks of the engine.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Benchmarks of the engine."
+)
 app.command("engine")(engine)
 
 

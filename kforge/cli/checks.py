@@ -39,8 +39,16 @@ class Finding:
 def examine() -> list[Finding]:
     """All checks, in the order in which a newcomer would mend what they find."""
     checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
-        ("python", _python), ("compiler", _compilers), ("torch", _torch), ("folders", _folders),
-        ("sandbox", _sandbox), ("target", _target), ("registry", _registry), ("memory", _huge_pages), ("load", _load))
+        ("python", _python),
+        ("compiler", _compilers),
+        ("torch", _torch),
+        ("folders", _folders),
+        ("sandbox", _sandbox),
+        ("target", _target),
+        ("registry", _registry),
+        ("memory", _huge_pages),
+        ("load", _load),
+    )
     findings: list[Finding] = []
     for name, check in checks:
         try:
@@ -52,10 +60,8 @@ def examine() -> list[Finding]:
 
 def _python() -> list[Finding]:
     text = f"Python {platform.python_version()} on {platform.system()} {platform.release()} {platform.machine()}"
-    if sys.version_info < (3, 11):
-        return [Finding("python", State.PROBLEM, text, "kforge needs Python >= 3.11")]
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return [Finding("python", State.PROBLEM, text, "kernels are tuned on Linux, x86-64; here only the torch path works")]
+        return [Finding("python", State.PROBLEM, text, "kernels are tuned on Linux, x86-64; only torch works here")]
     return [Finding("python", State.OK, text)]
 
 
@@ -101,8 +107,12 @@ def _folder(name: str, path: Path, variable: str) -> Finding:
             file.write(b"kforge")
         free = shutil.disk_usage(path).free
     except OSError as error:
-        return Finding(name, State.PROBLEM, f"{path} cannot be written: {error.strerror}",
-                       f"set {variable} to a folder that you may write to")
+        return Finding(
+            name,
+            State.PROBLEM,
+            f"{path} cannot be written: {error.strerror}",
+            f"set {variable} to a folder that you may write to",
+        )
     text = f"{path}, {free / 2**30:.1f} GiB free"
     if free < _LEAST_FREE:
         return Finding(name, State.WARNING, text, f"free some space, or set {variable} to a folder with 1 GiB or more")
@@ -114,24 +124,34 @@ def _sandbox() -> list[Finding]:
     from kforge.native import find_compilers
 
     if not find_compilers():
-        return [Finding("sandbox", State.PROBLEM, "not tried: its launcher is compiled first", "install a C++ compiler")]
+        return [
+            Finding("sandbox", State.PROBLEM, "not tried: its launcher is compiled first", "install a C++ compiler")
+        ]
     facts = describe()
     held = (
         ("seccomp", facts.seccomp, True, "a kernel under test cannot make system calls"),
         ("rlimits", facts.rlimits, True, "memory and time of a child are bounded"),
         ("landlock", facts.landlock, False, "a compiler reads only its toolchain"),
         ("namespaces", facts.namespaces, False, "no network, and children die with their parent"),
-        ("unprivileged", facts.unprivileged, False, "children do not run as root"))
+        ("unprivileged", facts.unprivileged, False, "children do not run as root"),
+    )
     findings = []
     for name, holds, needed, meaning in held:
         if holds:
             findings.append(Finding("sandbox", State.OK, f"{name}: {meaning} (proven in a child)"))
         elif needed:
-            findings.append(Finding("sandbox", State.PROBLEM, f"{name} does not hold in a child",
-                                    "run on a kernel and in a container that allow it; untrusted kernels stay barred"))
+            findings.append(
+                Finding(
+                    "sandbox",
+                    State.PROBLEM,
+                    f"{name} does not hold in a child",
+                    "run on a kernel and in a container that allow it; untrusted kernels stay barred",
+                )
+            )
         else:
-            findings.append(Finding("sandbox", State.WARNING, f"{name} does not hold here: one layer less",
-                                    _SANDBOX_ADVICE[name]))
+            findings.append(
+                Finding("sandbox", State.WARNING, f"{name} does not hold here: one layer less", _SANDBOX_ADVICE[name])
+            )
     return findings
 
 
@@ -151,27 +171,52 @@ def _target() -> list[Finding]:
     here = f"{facts.model}, {facts.cores} cores"
     path = data_dir() / "targets" / "host.toml"
     if not path.is_file():
-        return [Finding("target", State.WARNING, f"{here}: not probed yet",
-                        "kforge target probe (a few idle seconds), or let the first tune do it")]
+        return [
+            Finding(
+                "target",
+                State.WARNING,
+                f"{here}: not probed yet",
+                "kforge target probe (a few idle seconds), or let the first tune do it",
+            )
+        ]
     try:
         kept = load_target(path)
     except KforgeError as error:
         return [Finding("target", State.WARNING, str(error), "kforge target probe replaces it")]
-    changed = [name for name, old, new in (("CPU", kept.model, facts.model), ("features", kept.features, facts.features),
-                                           ("cores", kept.cores, facts.cores), ("compilers", kept.compilers, find_compilers()))
-               if old != new]
+    differs = {
+        "CPU": kept.model != facts.model,
+        "features": kept.features != facts.features,
+        "cores": kept.cores != facts.cores,
+        "compilers": kept.compilers != find_compilers(),
+    }
+    changed = [name for name, different in differs.items() if different]
     if changed:
-        return [Finding("target", State.WARNING, f"{here}: {', '.join(changed)} changed since it was probed",
-                        "kforge target probe, or let the next tune do it")]
+        return [
+            Finding(
+                "target",
+                State.WARNING,
+                f"{here}: {', '.join(changed)} changed since it was probed",
+                "kforge target probe, or let the next tune do it",
+            )
+        ]
     if not kept.bandwidth or not kept.peaks:
-        return [Finding("target", State.WARNING, f"{here}: probed without a compiler, no limits measured",
-                        "kforge target probe")]
+        return [
+            Finding(
+                "target", State.WARNING, f"{here}: probed without a compiler, no limits measured", "kforge target probe"
+            )
+        ]
     peaks = ", ".join(f"{name} {peak.value / 1e9:.0f} Gop/s" for name, peak in kept.peaks)
     findings = [Finding("target", State.OK, f"{here}: {kept.best_bandwidth() / 1e9:.1f} GB/s, {peaks}")]
     noisy = max(p.spread for _, p in (*kept.bandwidth, *kept.peaks))
     if noisy > 0.2:
-        findings.append(Finding("target", State.WARNING, f"its samples spread by {100 * noisy:.0f} %: measured on a busy machine",
-                                "probe again when it is idle: kforge target probe"))
+        findings.append(
+            Finding(
+                "target",
+                State.WARNING,
+                f"its samples spread by {100 * noisy:.0f} %: a busy machine",
+                "probe again when it is idle: kforge target probe",
+            )
+        )
     return findings
 
 
@@ -210,8 +255,14 @@ def _huge_pages() -> list[Finding]:
         chosen = "not built into this kernel"
     if chosen in ("always", "madvise"):
         return [Finding("memory", State.OK, f"transparent huge pages: {chosen}")]
-    return [Finding("memory", State.WARNING, f"transparent huge pages: {chosen}; weights lie in 4 KiB pages, which reads slower",
-                    f"echo madvise > {path} (as root)")]
+    return [
+        Finding(
+            "memory",
+            State.WARNING,
+            f"transparent huge pages: {chosen}; small pages read slower",
+            f"echo madvise > {path} (as root)",
+        )
+    ]
 
 
 def _load() -> list[Finding]:
@@ -222,6 +273,12 @@ def _load() -> list[Finding]:
         return []
     text = f"load {load:.1f} on {usable} CPUs"
     if load > _BUSY * usable:
-        return [Finding("load", State.WARNING, f"{text}: other work disturbs timings",
-                        "tune on an idle machine; judged comparisons are interleaved and still hold, they take longer")]
+        return [
+            Finding(
+                "load",
+                State.WARNING,
+                f"{text}: other work disturbs timings",
+                "tune on an idle machine; judged comparisons are interleaved and still hold, they take longer",
+            )
+        ]
     return [Finding("load", State.OK, text)]

@@ -15,8 +15,17 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     findings = examine()
     problems = [f for f in findings if f.state is State.PROBLEM]
     if as_json:
-        print(json.dumps({"ok": not problems, "findings": [
-            {"check": f.check, "state": f.state.value, "text": f.text, "advice": f.advice} for f in findings]}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "ok": not problems,
+                    "findings": [
+                        {"check": f.check, "state": f.state.value, "text": f.text, "advice": f.advice} for f in findings
+                    ],
+                },
+                indent=1,
+            )
+        )
     else:
         from rich.console import Console
         from rich.text import Text
@@ -29,7 +38,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
             if f.advice:
                 console.print(Text(f"{'':20}-> {f.advice}"), soft_wrap=True)
         warnings = sum(f.state is State.WARNING for f in findings)
-        console.print(f"{len(problems)} problems, {warnings} warnings: "
-                      f"{'kforge tune cannot run here yet' if problems else 'ready to tune'}", highlight=False)
+        console.print(
+            f"{len(problems)} problems, {warnings} warnings: "
+            f"{'kforge tune cannot run here yet' if problems else 'ready to tune'}",
+            highlight=False,
+        )
     if problems:
         raise typer.Exit(1)

@@ -16,7 +16,9 @@ from kforge.core.errors import KforgeError
 if TYPE_CHECKING:
     from kforge.core.target import Peak, Target
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Probe, list and show targets.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Probe, list and show targets."
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: bytes/s, operations/s.")]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
@@ -75,8 +77,14 @@ def list_known(as_json: Json = False) -> None:
         if "error" in row:
             table.add_row(str(row["name"]), f"unreadable: {row['error']}", "", "", "", "")
         else:
-            table.add_row(str(row["name"]), str(row["model"]), str(row["arch"]), str(row["cores"]),
-                          f"{float(row['bandwidth']) / 1e9:.1f}", str(row["figures"]))
+            table.add_row(
+                str(row["name"]),
+                str(row["model"]),
+                str(row["arch"]),
+                str(row["cores"]),
+                f"{float(row['bandwidth']) / 1e9:.1f}",
+                str(row["figures"]),
+            )
     Console().print(table)
     if not any(row["name"] == "host" for row in rows):
         print("this machine ('host') is probed when it is first needed, or now by: kforge target probe")
@@ -103,10 +111,17 @@ def _own(name: str) -> Path:
 
 
 def _brief(target: Target) -> dict[str, str | int | float]:
-    sources = {"measured" if p.source.startswith("measured") else "vendor" for _, p in (*target.bandwidth, *target.peaks)}
-    return {"model": target.model, "arch": target.arch, "cores": target.cores,
-            "bandwidth": target.best_bandwidth(), "figures": " and ".join(sorted(sources)) or "none",
-            "identity": target.identity}
+    sources = {
+        "measured" if p.source.startswith("measured") else "vendor" for _, p in (*target.bandwidth, *target.peaks)
+    }
+    return {
+        "model": target.model,
+        "arch": target.arch,
+        "cores": target.cores,
+        "bandwidth": target.best_bandwidth(),
+        "figures": " and ".join(sorted(sources)) or "none",
+        "identity": target.identity,
+    }
 
 
 def _document(target: Target) -> dict[str, object]:
@@ -123,11 +138,17 @@ def _print(target: Target) -> None:
     from rich.table import Table
 
     console = Console()
-    console.print(f"[bold]{target.name}[/]: {target.vendor} {target.model}, {target.arch}, {target.cores} cores, "
-                  f"{target.memory_bytes / 2**30:.1f} GiB; identity {target.identity}", highlight=False, soft_wrap=True)
+    console.print(
+        f"[bold]{target.name}[/]: {target.vendor} {target.model}, {target.arch}, {target.cores} cores, "
+        f"{target.memory_bytes / 2**30:.1f} GiB; identity {target.identity}",
+        highlight=False,
+        soft_wrap=True,
+    )
     for cache in target.caches:
-        console.print(f"  L{cache.level} {_bytes(cache.bytes)}, shared by {cache.shared_by}, lines of {cache.line} bytes",
-                      highlight=False)
+        console.print(
+            f"  L{cache.level} {_bytes(cache.bytes)}, shared by {cache.shared_by}, lines of {cache.line} bytes",
+            highlight=False,
+        )
     console.print(f"  features: {' '.join(target.features)}", highlight=False, soft_wrap=True)
     if target.kind == "cpu":
         found = ", ".join(f"{c.name} {c.version} ({c.path})" for c in target.compilers) or "none recorded"

@@ -80,12 +80,17 @@ def pairs_of(option: str, text: str) -> dict[str, Attr]:
 
 
 def _print(done: Attempt, rival: Incumbent, handed: Submission | None) -> None:
-    print(f"{done.candidate.template} as candidate {done.candidate.hash}, {done.candidate.numerics}, for {done.workload.key}")
+    candidate = done.candidate
+    print(f"{candidate.template} as candidate {candidate.hash}, {candidate.numerics}, for {done.workload.key}")
     if done.report is not None:
-        r = done.report
-        mix = ", ".join(f"{n} {name}" for name, n in r.instruction_mix)
-        print(f"  build:   {r.compiler}, {r.seconds:.2f} s, {r.text_bytes} bytes of code, {r.spills} vector spills; {mix}")
-        for line in r.warnings.splitlines():
+        built = done.report
+        mix = ", ".join(f"{n} {name}" for name, n in built.instruction_mix)
+        print(
+            f"  build:   {built.compiler}, {built.seconds:.2f} s, {built.text_bytes} bytes of code, "
+            f"{built.spills} vector spills"
+        )
+        print(f"           {mix}")
+        for line in built.warnings.splitlines():
             print(f"           {line}")
     if done.failure is not None:
         print(f"  FAILED ({done.failure.kind}): {done.failure.reason}")
@@ -93,26 +98,42 @@ def _print(done: Attempt, rival: Incumbent, handed: Submission | None) -> None:
             print(f"           {line}")
         return
     assert done.trial is not None and done.trial.timing is not None  # it has not failed
-    worst = "bit for bit the order specification" if done.candidate.numerics == "exact" else (
-        f"worst error {done.trial.max_error_ratio:.3f} of its bound")
+    worst = (
+        "bit for bit the order specification"
+        if done.candidate.numerics == "exact"
+        else (f"worst error {done.trial.max_error_ratio:.3f} of its bound")
+    )
     print(f"  correct: {worst}, at every checked shape")
     timing = done.trial.timing
-    print(f"  time:    {1e6 * timing.seconds:.2f} us per call, spread {100 * timing.spread:.1f} %, "
-          f"{timing.batches} batches of {timing.calls_per_batch} calls")
+    print(
+        f"  time:    {1e6 * timing.seconds:.2f} us per call, spread {100 * timing.spread:.1f} %, "
+        f"{timing.batches} batches of {timing.calls_per_batch} calls"
+    )
     if done.limit is not None and done.bandwidth is not None:
-        print(f"  limit:   {1e6 * done.limit.seconds:.2f} us ({done.limit.bound_by}; {done.bandwidth.value / 1e9:.1f} GB/s "
-              f"measured beside it), so {100 * (done.share or 0):.0f} % of the roofline")
+        share = done.share or 0.0
+        memory = f"memory {done.bandwidth.value / 1e9:.1f} GB/s, measured beside it"
+        print(
+            f"  limit:   {1e6 * done.limit.seconds:.2f} us ({done.limit.bound_by}; {memory}), "
+            f"so {100 * share:.0f} % of the roofline"
+        )
+        if share > 1:
+            print("           above the limit: the machine changed while it was measured; try again when it is idle")
     if done.ratio is not None:
-        r = done.ratio
-        print(f"  against {rival.label}: {r.value:.3f}x [{r.lower:.3f}, {r.upper:.3f}], {r.told} ({r.pairs} interleaved pairs)")
+        ratio = done.ratio
+        print(
+            f"  against {rival.label}: {ratio.value:.3f}x [{ratio.lower:.3f}, {ratio.upper:.3f}], {ratio.told} "
+            f"({ratio.pairs} interleaved pairs)"
+        )
     else:
         print(f"  against {rival.label}: not compared, {done.unmeasured}")
     if handed is not None:
         at = ",".join(f"{k}={v}" for k, v in handed.bucket)
         print(f"  judge:   {handed.verdict.decision} at {at} against {handed.incumbent}: {handed.verdict.text}")
         if handed.kernel is not None:
-            print(f"  kernel {handed.kernel} is in the registry as accepted; the next kforge tune of a model that calls it "
-                  "runs the engine with and without it, and promotes it if the engine does not lose")
+            print(
+                f"  kernel {handed.kernel} is in the registry as accepted; the next kforge tune of a model that calls "
+                "it runs the engine with and without it, and promotes it if the engine does not lose"
+            )
 
 
 def _document(done: Attempt, rival: Incumbent, handed: Submission | None) -> dict[str, Any]:
@@ -125,18 +146,37 @@ def _document(done: Attempt, rival: Incumbent, handed: Submission | None) -> dic
         "numerics": done.candidate.numerics.value,
         "workload": done.workload.key,
         "compiler": dataclasses.asdict(done.report) | {"instruction_mix": dict(done.report.instruction_mix)}
-        if done.report else None,
+        if done.report
+        else None,
         "failure": {"class": done.failure.kind.value, "reason": done.failure.reason, "detail": done.failure.detail}
-        if done.failure else None,
+        if done.failure
+        else None,
         "max_error_ratio": done.trial.max_error_ratio if done.trial and not done.failure else None,
         "timing": dataclasses.asdict(timing) if timing else None,
-        "roofline": {"seconds": done.limit.seconds, "bound_by": done.limit.bound_by, "share": done.share,
-                     "bandwidth": done.limit.bandwidth} if done.limit else None,
-        "against": {"label": rival.label, "candidate": rival.candidate.hash,
-                    "kernel": rival.kernel.id if rival.kernel else None},
+        "roofline": {
+            "seconds": done.limit.seconds,
+            "bound_by": done.limit.bound_by,
+            "share": done.share,
+            "bandwidth": done.limit.bandwidth,
+        }
+        if done.limit
+        else None,
+        "against": {
+            "label": rival.label,
+            "candidate": rival.candidate.hash,
+            "kernel": rival.kernel.id if rival.kernel else None,
+        },
         "ratio": {**dataclasses.asdict(done.ratio), "told": done.ratio.told} if done.ratio else None,
         "not_compared": done.unmeasured,
-        "submission": {"decision": handed.verdict.decision.value, "text": handed.verdict.text, "bucket": dict(handed.bucket),
-                       "gain": handed.verdict.gain, "lower": handed.verdict.lower, "incumbent": handed.incumbent,
-                       "kernel": handed.kernel} if handed else None,
+        "submission": {
+            "decision": handed.verdict.decision.value,
+            "text": handed.verdict.text,
+            "bucket": dict(handed.bucket),
+            "gain": handed.verdict.gain,
+            "lower": handed.verdict.lower,
+            "incumbent": handed.incumbent,
+            "kernel": handed.kernel,
+        }
+        if handed
+        else None,
     }

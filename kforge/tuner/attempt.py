@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,7 +90,7 @@ def attempt(candidate: Candidate, workload: Workload, incumbent: Incumbent, harn
         before = probe.measure(_PROBE_SECONDS)
         trial = harness.evaluate(candidate, workload)
         after = probe.measure(_PROBE_SECONDS)
-    bandwidth = max(before, after, key=lambda peak: peak.value)  # the limit of the better of two moments is a limit of both
+    bandwidth = max(before, after, key=lambda peak: peak.value)  # of two moments, the better one
     try:
         limit = time_limit(cost, target, threads, bandwidth.value)
     except KforgeError:  # a target without this peak: there is no roofline to hold it against
@@ -104,11 +105,14 @@ def attempt(candidate: Candidate, workload: Workload, incumbent: Incumbent, harn
         if sample.hash == candidate.hash:
             return dataclasses.replace(done, failure=sample.failure)
         return dataclasses.replace(done, unmeasured=f"the incumbent failed: {sample.failure.reason}")
-    import math
-
     found = interval(zygote_locations(sample), _ONE_SIDED)
-    ratio = Ratio(math.exp(found.location), math.exp(found.lower), math.exp(found.upper), len(sample.log_ratios),
-                  sample.incumbent_seconds)  # fmt: skip
+    ratio = Ratio(
+        math.exp(found.location),
+        math.exp(found.lower),
+        math.exp(found.upper),
+        len(sample.log_ratios),
+        sample.incumbent_seconds,
+    )
     return dataclasses.replace(done, ratio=ratio)
 
 
@@ -118,10 +122,13 @@ def bucket_workload(workload: Workload) -> Workload:
     return Workload.of(workload.problem, workload.count, workload.phase, **{**workload.axes, **point})
 
 
-def submit(candidate: Candidate, workload: Workload, serving: Incumbent, harness: Harness, registry: Registry) -> Submission:
+def submit(
+    candidate: Candidate, workload: Workload, serving: Incumbent, harness: Harness, registry: Registry
+) -> Submission:
     """Judge a candidate at its bucket against what serves there now; an accepted one goes into the registry.
 
-    It is not served before an engine run has promoted it. Raises KforgeError for a relaxed kernel, and while a tune measures.
+    It is not served before an engine run has promoted it. Raises KforgeError for a relaxed kernel, and while a tune
+    measures.
     """
     if candidate.numerics is not NumericsClass.EXACT:
         raise KforgeError("--submit takes exact kernels only: the engine's tokens must not depend on the kernel")
@@ -137,8 +144,16 @@ def submit(candidate: Candidate, workload: Workload, serving: Incumbent, harness
     return Submission(verdict, bucket, serving.label, number)
 
 
-def _store(candidate: Candidate, at: Workload, serving: Incumbent, verdict: Verdict, harness: Harness, registry: Registry,
-           target: Target, run: str) -> int:  # fmt: skip
+def _store(
+    candidate: Candidate,
+    at: Workload,
+    serving: Incumbent,
+    verdict: Verdict,
+    harness: Harness,
+    registry: Registry,
+    target: Target,
+    run: str,
+) -> int:
     artifact = build(candidate, target)
     assert isinstance(artifact, Artifact)  # it was judged a moment ago
     mine = harness.evaluate(candidate, at)

@@ -57,7 +57,7 @@ def workload_of(operator: str, axes: Mapping[str, Attr], snapshot: Snapshot, tar
     dynamic = {n: axes[n] for n in contract.dynamic_axes}
     if wrong := [n for n, v in dynamic.items() if not isinstance(v, int) or v < 1]:
         raise KforgeError(f"--axes {wrong[0]}={dynamic[wrong[0]]}: dynamic axes are numbers of at least 1")
-    workload = Workload.of(Problem.of(operator, **static), **{n: int(v) for n, v in dynamic.items()})
+    workload = Workload(Problem.of(operator, **static), tuple(sorted((n, int(v)) for n, v in dynamic.items())))
     try:
         contract.tensors(workload)
     except (ValueError, KeyError) as error:
@@ -65,8 +65,9 @@ def workload_of(operator: str, axes: Mapping[str, Attr], snapshot: Snapshot, tar
     return workload
 
 
-def from_file(file: Path, problem: Problem, target: Target, params: Mapping[str, Attr],
-              numerics: NumericsClass) -> Candidate:  # fmt: skip
+def from_file(
+    file: Path, problem: Problem, target: Target, params: Mapping[str, Attr], numerics: NumericsClass
+) -> Candidate:
     """A hand-written C++ source, or a template with a header (``.j2``; its own numerics count), as a candidate."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -82,8 +83,17 @@ def from_file(file: Path, problem: Problem, target: Target, params: Mapping[str,
         raise KforgeError(f"--params: {file.name} is plain C++ and has none but compiler (gcc or clang)")
     # As in templates, the compiler is part of the source's identity; at the end, so that line numbers stay the file's.
     source = f"{text.rstrip()}\n// compiler {params['compiler']}\n" if params else text
-    return Candidate(problem, "cpp", f"file:{file.name}", stable_hash(text), attrs(params), source, numerics,
-                     templates.layouts(problem), HAND)  # fmt: skip
+    return Candidate(
+        problem,
+        "cpp",
+        f"file:{file.name}",
+        stable_hash(text),
+        attrs(params),
+        source,
+        numerics,
+        templates.layouts(problem),
+        HAND,
+    )
 
 
 def _from_template(file: Path, text: str, problem: Problem, target: Target, params: Mapping[str, Attr]) -> Candidate:
@@ -143,5 +153,14 @@ def incumbent(which: str, workload: Workload, snapshot: Snapshot, store: Store, 
 def _of(kernel: KernelRecord, store: Store) -> Candidate:
     """The candidate that a registry kernel was."""
     source = store.get(kernel.source_hash).decode()
-    return Candidate(kernel.problem, kernel.backend, kernel.template, kernel.template_hash, kernel.params, source,
-                     kernel.numerics, kernel.layouts, kernel.proposer)  # fmt: skip
+    return Candidate(
+        kernel.problem,
+        kernel.backend,
+        kernel.template,
+        kernel.template_hash,
+        kernel.params,
+        source,
+        kernel.numerics,
+        kernel.layouts,
+        kernel.proposer,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,14 +13,14 @@ from kforge.core.trial import Artifact, Candidate, Decision, Verdict
 from kforge.core.workload import Workload
 from kforge.harness import Harness
 from kforge.harness.judge import Rules
-from kforge.operators import get
-from kforge.registry.ask import ABI_VERSION, ask
+from kforge.registry.ask import ask
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.plan import Bucket
 from kforge.tuner.points import Point, Space
 from kforge.tuner.search import TaskSearch
+from kforge.tuner.winners import Seconds, record_of
 
 FINALISTS = 2
 JUDGE_PAIRS = 10  # per zygote, of which there are at least five
@@ -133,32 +132,9 @@ class Finals:
         assert isinstance(artifact, Artifact)  # it was measured a moment ago
         workload = space.task.workload(bucket, rows)
         default = space.render(space.default(rows))
-        default_seconds = self._seconds(default, workload)
-        over_default = incumbent.kernel is None
-        contract = get(workload.problem.operator)
-        kernel = KernelRecord(
-            candidate_hash=candidate.hash,
-            problem=workload.problem,
-            bucket=tuple(sorted(contract.bucket(workload.problem, workload.axes).items())),
-            target_identity=self._target.identity,
-            target_name=self._target.name,
-            operator_version=contract.version,
-            abi_version=ABI_VERSION,
-            numerics=candidate.numerics,
-            layouts=candidate.layouts,
-            backend=candidate.backend,
-            template=candidate.template,
-            template_hash=candidate.template_hash,
-            params=candidate.params,
-            source_hash=hashlib.sha256(candidate.source.encode()).hexdigest(),
-            artifact_hash=artifact.hash,
-            compiler=artifact.report.compiler,
-            seconds=self._seconds(candidate, workload),
-            default_seconds=default_seconds,
-            gain=verdict.gain if over_default else (1 + verdict.gain) * (1 + incumbent.kernel.gain) - 1,  # type: ignore[union-attr]
-            gain_lower=verdict.lower if over_default else (1 + verdict.lower) * (1 + incumbent.kernel.gain_lower) - 1,  # type: ignore[union-attr]
-            run=self._folder.id,
-            proposer=candidate.proposer,
+        seconds = Seconds(self._seconds(candidate, workload), self._seconds(default, workload))
+        kernel = record_of(
+            candidate, artifact, verdict, incumbent.kernel, workload, self._target, self._folder.id, seconds
         )
         number = self._registry.accept(
             kernel, artifact.data, candidate.source, {"verdict": dataclasses.asdict(verdict)}

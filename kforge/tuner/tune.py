@@ -15,6 +15,7 @@ from kforge.models.model import Model
 from kforge.models.workloads import modes, workloads
 from kforge.registry.database import Registry
 from kforge.targets.probe import measure_bandwidth
+from kforge.tuner.contenders import HAND
 from kforge.tuner.coordinator import Coordinator, SearchOutcome, open_snapshot_of
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.options import TuneOptions
@@ -39,7 +40,7 @@ def tune(
 ) -> TuneResult:
     """One whole run, or the rest of one that was killed. Holds the registry's tuning lock while it measures."""
     if not folder.lines:
-        folder.write(Event.STARTED, {"options": options.to_json(), "target": target.name, "identity": target.identity})
+        folder.write(Event.STARTED, _started(options, target))
     registry.begin_run(folder.id, options.model, target.identity, folder.path)
     ways = modes(options.batches, (options.context,), options.prefill)
     step = StepOptions(kv=options.kv, page=PAGE_TOKENS, act=options.act)
@@ -47,7 +48,7 @@ def tune(
     with registry.tuning_lock():
         coordinator = Coordinator(options, folder, registry, target, watcher)
         outcome = coordinator.run(rows)
-        accepted = _accepted_in(registry, folder.id)
+        accepted = _accepted_in(registry, folder.id, target)
         verdicts: list[EngineVerdict] = []
         if accepted:
             watcher.stage("running the engine with and without each winner")
@@ -66,12 +67,30 @@ def tune(
     return TuneResult(folder.id, outcome, tuple(verdicts), table)
 
 
-def _accepted_in(registry: Registry, run: str) -> list[KernelRecord]:
-    """Kernels that this run's judge accepted and whose last word from the engine is still to come or to repeat."""
+def _started(options: TuneOptions, target: Target) -> dict:
+    used = min(options.threads, target.cores)
+    return {
+        "options": options.to_json(),
+        "target": target.name,
+        "identity": target.identity,
+        "bandwidth": target.best_bandwidth(used),
+        "peaks": {name: peak.value * used / target.cores for name, peak in target.peaks},
+    }
+
+
+def _accepted_in(registry: Registry, run: str, target: Target) -> list[KernelRecord]:
+    """Kernels that this run's judge accepted and whose last word from the engine is still to come or to repeat; and
+    those that people handed in (kforge try --submit) on which the engine has said nothing yet."""
     return [
         k
         for k in open_snapshot_of(registry).kernels
-        if k.run == run and k.state in (KernelState.ACCEPTED, KernelState.PROMOTED)
+        if (k.run == run and k.state in (KernelState.ACCEPTED, KernelState.PROMOTED))
+        or (
+            k.proposer == HAND
+            and k.state is KernelState.ACCEPTED
+            and k.target_identity == target.identity
+            and len(registry.events(k.id)) == 1
+        )
     ]
 
 

@@ -21,9 +21,17 @@ class Seconds:
     default: float
 
 
-def record_of(candidate: Candidate, artifact: Artifact, verdict: Verdict, incumbent: KernelRecord | None,
-              workload: Workload, target: Target, run: str, seconds: Seconds) -> KernelRecord:  # fmt: skip
-    """The record of a candidate that the judge accepted at ``workload``'s bucket over ``incumbent`` (None: the default).
+def record_of(
+    candidate: Candidate,
+    artifact: Artifact,
+    verdict: Verdict,
+    incumbent: KernelRecord | None,
+    workload: Workload,
+    target: Target,
+    run: str,
+    seconds: Seconds,
+) -> KernelRecord:
+    """The record of a candidate that the judge accepted at ``workload``'s bucket over ``incumbent`` (None: default).
 
     Gains are over the default kernel: over another incumbent they multiply.
     """

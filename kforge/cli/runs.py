@@ -1,0 +1,172 @@
+"""``kforge runs``: tuning runs from their journals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kforge.core.errors import KforgeError
+
+if TYPE_CHECKING:
+    from kforge.tuner.run_view import RunView
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="List, show and report tuning runs.",
+)
+
+Run = Annotated[str, typer.Argument(help="A run's folder, its id, or the beginning of its id; 'last' for the newest.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_runs(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+    """Every run, oldest first."""
+    from kforge.tuner.run_view import runs_in, view_of
+
+    rows: list[dict[str, Any]] = []
+    for path in runs_in(runs_dir):
+        try:
+            rows.append(_brief(view_of(path)))
+        except KforgeError as error:
+            rows.append({"run": path.name, "error": str(error)})
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for column in ("run", "model", "state", "trials", "failed", "accepted", "tuned over default"):
+        table.add_column(column, overflow="fold", justify="left" if column in ("run", "model", "state") else "right")
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["run"], "", row["error"], "", "", "", "")
+        else:
+            gains = ", ".join(
+                f"{r['setting']} {r['ratio']:.2f}x" for r in row["rates"] if r["kernels"] == "tuned" and r["ratio"]
+            )
+            table.add_row(
+                row["run"],
+                row["model"],
+                "finished" if row["finished"] else "unfinished",
+                str(row["trials"]),
+                str(row["failed"]),
+                str(row["accepted"]),
+                gains,
+            )
+    if rows:
+        Console().print(table)
+    else:
+        print(f"no runs in {runs_dir}; kforge tune starts one")
+
+
+@app.command()
+def show(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+    """One run: state, tokens/s, and each problem's gain."""
+    from kforge.tuner.report import failure_rows, problem_rows, told
+    from kforge.tuner.run_view import view_of
+
+    view = view_of(find(run, runs_dir))
+    problems = problem_rows(view)
+    if as_json:
+        print(
+            json.dumps(
+                {**_brief(view), "failures": dict(view.failures), "problems": [vars(p) for p in problems]}, indent=1
+            )
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    for line in told(view):
+        print(line)
+    if problems:
+        table = Table()
+        for column in (
+            "problem",
+            "bucket",
+            "of a step",
+            "trials",
+            "best us",
+            "of limit",
+            "micro gain",
+            "engine gain",
+            "outcome",
+        ):
+            table.add_column(column, overflow="fold")
+        for p in problems:
+            table.add_row(p.problem, p.bucket, p.share, str(p.trials), p.best, p.of_limit, p.micro, p.engine, p.outcome)
+        Console().print(table)
+    for row in failure_rows(view):
+        print(f"  {row.count} failed ({row.kind}): {row.reasons[0]}")
+
+
+@app.command()
+def report(
+    run: Run,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write; report.html in the run's folder.")
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained HTML file: tokens/s, roofline, convergence, gains, failures, verdicts, layouts."""
+    from kforge.tuner.report import write_report
+    from kforge.tuner.run_view import view_of
+
+    path = find(run, runs_dir)
+    view = view_of(path)
+    file = write_report(view, out or path / "report.html")
+    if as_json:
+        print(json.dumps({**_brief(view), "file": str(file)}, indent=1))
+    else:
+        print(file)
+
+
+def find(run: str, runs_dir: Path) -> Path:
+    """The run's folder. Raises KforgeError when there is none or several."""
+    from kforge.tuner.run_view import runs_in
+
+    if (Path(run) / "journal.jsonl").is_file():
+        return Path(run)
+    known = runs_in(runs_dir)
+    if run == "last" and known:
+        return known[-1]
+    found = [p for p in known if p.name == run] or [p for p in known if p.name.startswith(run)]
+    if len(found) != 1:
+        what = "no run" if not found else f"{len(found)} runs"
+        raise KforgeError(f"{run!r} names {what} in {runs_dir}; see: kforge runs list --runs-dir {runs_dir}")
+    return found[0]
+
+
+def _brief(view: RunView) -> dict[str, Any]:
+    return {
+        "run": view.id,
+        "model": view.options.model,
+        "target": view.target,
+        "finished": view.finished,
+        "used_seconds": view.used_seconds,
+        "budget_seconds": view.options.budget_seconds,
+        "problems": len(view.tasks),
+        "trials": len(view.tried),
+        "failed": sum(view.failures.values()),
+        "judged": len(view.judged),
+        "accepted": view.accepted,
+        "rates": [
+            {
+                "setting": r.setting,
+                "kernels": r.kernels,
+                "tokens_per_second": r.median,
+                "spread": r.spread,
+                "ratio": r.ratio or None,
+            }
+            for r in view.rates
+        ],
+    }
