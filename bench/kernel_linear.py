@@ -2,10 +2,10 @@
 
     python bench/kernel_linear.py [--threads 2] [--only down] [--set prefetch=0] [--json linear.json]
 
-Every call reads another copy of the weights, so that they come from memory as in a decode step. A round times all
-copies once, then the read bandwidth, then the int8 (or float32) peak; shares are medians over rounds, `best` is the 90th
-percentile (other load takes away from kernel and probe alike, but not at the same moment). The limit of a call is the
-larger of its bytes' time and its operations' time.
+Every call reads another copy of the weights, so that they come from memory as in a decode step. A round times each
+copy's call once (their median: a call that lost its core does not count), then the read bandwidth, then the int8
+(or float32) peak; shares are medians over rounds, `best` is the 90th percentile. The limit of a call is the larger of
+its bytes' time and its operations' time.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Shape:
     act: str = "a8"
 
     def problem(self, rows: int) -> Problem:
-        return Problem.of("linear", K=self.k, N=self.n, weight=self.weight, act=self.act, epilogue=self.epilogue, bias=0,
-                          rows=rows)
+        return Problem.of("linear", K=self.k, N=self.n, weight=self.weight, act=self.act, epilogue=self.epilogue,
+                          bias=0, rows=rows)
 
 
 SHAPES = (
@@ -109,7 +109,8 @@ def measure(shape: Shape, tokens: int, rows: int, target: Target, team: Team, pr
     operator = operators.get("linear")
     kernel, name = kernel_of(problem, target, given)
     weight = packed(shape, problem)
-    copies = min(MAX_COPIES, -(-5 * target.llc_bytes // weight.size))
+    wanted = -(-5 * target.llc_bytes // weight.size)
+    copies = min(MAX_COPIES, max(1, wanted * 8 // max(8, tokens)))  # with many tokens memory hardly matters
     stride = -(-weight.size // 4096) * 4096
     memory = huge_array(copies * stride + 65536)
     specs = operator.tensors(workload)
@@ -128,9 +129,7 @@ def measure(shape: Shape, tokens: int, rows: int, target: Target, team: Team, pr
         program.run()
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or len(ratios) < 5:
-            start = time.perf_counter()
-            program.run()
-            per_call = (time.perf_counter() - start) / copies
+            per_call = statistics.median(program.profile(1))
             speed = probe.measure(0.0).value
             peak = measure_peak(peak_name, team.threads, 0.004).value
             ratios.append((cost.streamed_bytes / speed / per_call, operations / peak / per_call))
@@ -154,7 +153,7 @@ def main() -> None:
     args = parser.parse_args()
     pairs = [item.split("=", 1) for item in args.set]
     given: dict[str, Attr] = {name: int(value) if value.isdigit() else value for name, value in pairs}
-    console = Console()
+    console = Console(width=100)
     table = Table("shape", "M", "template", "of bandwidth", "of compute peak", "of the limit", "best", "spread",
                   title=f"{args.threads} threads")
     target, figures = host(quick=True), []
