@@ -36,7 +36,8 @@ def template_of(operator: str, name: str) -> templates.Template:
 
 
 @functools.cache
-def compiled(problem: Problem, name: str = "portable", isa: str = "host", params: tuple[tuple[str, Attr], ...] = ()) -> Kernel:
+def compiled(problem: Problem, name: str = "portable", isa: str = "host",
+             params: tuple[tuple[str, Attr], ...] = ()) -> Kernel:
     """The kernel with the template's defaults but for ``params``."""
     template, target = template_of(problem.operator, name), target_of(isa)
     assert template.applies(problem, target) is None

@@ -1,4 +1,4 @@
-"""Paged attention equals its order specification to the bit, whatever the batch, the pages, the threads and parameters."""
+"""Paged attention equals its order specification to the bit, whatever the batch, pages, threads and parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from kernel_running import assert_exact, compiled, run, target_of, template_of
 
 from kforge import operators
-from kforge.core.workload import Problem, Workload
+from kforge.core.workload import Phase, Problem, Workload
 from kforge.operators.base import Distribution
 
 SMOL = Problem.of("paged_attention", Hq=9, Hkv=3, D=64, P=64, kv="bf16")
@@ -69,7 +69,7 @@ def test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt() -> None:
         axes = {**whole.axes, "T": size}
         part = {**inputs, "q": np.ascontiguousarray(inputs["q"][first:first + size]),
                 "query_start": np.array([0, size], np.int32), "context": np.array([first + size], np.int32)}
-        got = run(kernel, Workload.of(SMOL, **axes), part, 2)["out"]
+        got = run(kernel, Workload.of(SMOL, 1.0, Phase.PREFILL, **axes), part, 2)["out"]
         assert np.array_equal(got.view(np.uint32), wanted[first:first + size].view(np.uint32)), f"chunk at {first}"
         first += size
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from kernel_running import ISAS, assert_exact, compiled, run, target_of, template_of
 
-from kforge.core.workload import Problem, Workload
+from kforge.core.workload import Phase, Problem, Workload
 from kforge.operators.base import Distribution
 
-NORMS = [Problem.of("rms_norm", H=576, residual=0), Problem.of("rms_norm", H=83, residual=1), Problem.of("rms_norm", H=9, residual=0)]
+NORMS = [Problem.of("rms_norm", H=576, residual=0),
+         Problem.of("rms_norm", H=83, residual=1), Problem.of("rms_norm", H=9, residual=0)]
 ROPES = [Problem.of("rope_kv_write", Hq=9, Hkv=3, D=64, P=64, kv="bf16", style="norm"),
          Problem.of("rope_kv_write", Hq=4, Hkv=2, D=80, P=16, kv="f16", style="neox"),
          Problem.of("rope_kv_write", Hq=4, Hkv=2, D=48, P=48, kv="f32", style="norm")]
@@ -79,10 +80,11 @@ def test_argmax_lets_nan_win_only_when_there_is_nothing_else(isa: str, threads: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", [NORMS[1], Problem.of("silu_mul", I=100), Problem.of("argmax", V=333)], ids=lambda p: p.key)
+@pytest.mark.parametrize("problem", [NORMS[1], Problem.of("silu_mul", I=100), Problem.of("argmax", V=333)],
+                         ids=lambda p: p.key)
 def test_every_parameter_set_is_exact(problem: Problem) -> None:
     axis = "R" if problem.operator == "argmax" else "T"
     for params in template_of(problem.operator, "portable").space(problem, target_of("host")):
         kernel = compiled(problem, params=tuple(params.items()))
         for tokens, threads in ((1, 2), (13, 3)):
-            assert_exact(kernel, Workload.of(problem, **{axis: tokens}), threads)
+            assert_exact(kernel, Workload.of(problem, 1.0, Phase.DECODE, **{axis: tokens}), threads)
