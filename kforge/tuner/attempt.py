@@ -85,7 +85,7 @@ def attempt(candidate: Candidate, workload: Workload, incumbent: Incumbent, harn
     cost = get(workload.problem.operator).cost(workload)
     built = build(candidate, target)
     if isinstance(built, Failure):
-        return Attempt(candidate, workload, None, None, built, cost)
+        return Attempt(candidate, workload, None, None, _in_own_words(built, candidate), cost)
     with BandwidthProbe(threads) as probe:
         before = probe.measure(_PROBE_SECONDS)
         trial = harness.evaluate(candidate, workload)
@@ -114,6 +114,15 @@ def attempt(candidate: Candidate, workload: Workload, incumbent: Incumbent, harn
         sample.incumbent_seconds,
     )
     return dataclasses.replace(done, ratio=ratio)
+
+
+def _in_own_words(failure: Failure, candidate: Candidate) -> Failure:
+    """A compiler's message with the file's own name; what a template rendered to has none."""
+    name = candidate.template.removeprefix("file:")
+    if name.endswith(".j2"):
+        return failure
+    reason, detail = (text.replace("kernel.cc", name) for text in (failure.reason, failure.detail))
+    return Failure(failure.kind, reason, detail)
 
 
 def bucket_workload(workload: Workload) -> Workload:

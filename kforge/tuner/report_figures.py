@@ -44,8 +44,8 @@ def roofline(run: RunView) -> go.Figure | None:
     if run.roof.bandwidth:
         peaks = {n: v for n, v in run.roof.peaks if n in kinds and v}
         _draw_roof(figure, run.roof.bandwidth, peaks, min(xs), max(xs))
-    figure.update_xaxes(type="log", title="arithmetic intensity, operations per byte read from memory")
-    figure.update_yaxes(type="log", title="Gop/s")
+    figure.update_xaxes(type="log", dtick="D2", title="arithmetic intensity, operations per byte read from memory")
+    figure.update_yaxes(type="log", dtick="D2", title="Gop/s")
     return _styled(figure, 460)
 
 
@@ -155,16 +155,19 @@ def convergence(run: RunView, task: TaskView) -> go.Figure | None:
     if not figure.data:
         return None
     if limited:
-        figure.add_hline(
-            y=1,
-            line={"color": GREY, "dash": "dot", "width": 1.5},
-            annotation_text="limit",
-            annotation_font={"color": GREY, "size": 11},
-            annotation_position="bottom right",
+        figure.add_hline(y=1, line={"color": GREY, "dash": "dot", "width": 1.5})
+        # A place on a logarithmic axis is the logarithm.
+        figure.add_annotation(
+            x=1,
+            xref="x domain",
+            y=0,
+            text="limit",
+            showarrow=False,
+            xanchor="right",
+            yanchor="bottom",
+            font={"size": 11},
         )
-    figure.update_yaxes(
-        type="log", title="time over limit" if limited else "time over first", minor={"showgrid": False}
-    )
+    figure.update_yaxes(type="log", title="time over limit" if limited else "time over first", dtick="D2")
     figure.update_xaxes(title="trial of the run")
     return _styled(figure, 280)
 
@@ -227,7 +230,7 @@ def _forest(rows: Sequence[tuple[str, float, float, float, str]], title: str) ->
     )
     figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
     figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=[r[0] for r in rows], autorange="reversed", showgrid=False
+        tickvals=list(range(len(rows))), ticktext=[r[0] for r in rows], range=[len(rows) - 0.4, -0.6], showgrid=False
     )
     figure.update_xaxes(title=title, zeroline=False)
     return _styled(figure, 110 + 26 * len(rows))

@@ -48,7 +48,7 @@ def tune(
     with registry.tuning_lock():
         coordinator = Coordinator(options, folder, registry, target, watcher)
         outcome = coordinator.run(rows)
-        accepted = _accepted_in(registry, folder.id, target)
+        accepted = awaiting_engine(registry, folder.id, target)
         verdicts: list[EngineVerdict] = []
         if accepted:
             watcher.stage("running the engine with and without each winner")
@@ -78,7 +78,7 @@ def _started(options: TuneOptions, target: Target) -> dict:
     }
 
 
-def _accepted_in(registry: Registry, run: str, target: Target) -> list[KernelRecord]:
+def awaiting_engine(registry: Registry, run: str, target: Target) -> list[KernelRecord]:
     """Kernels that this run's judge accepted and whose last word from the engine is still to come or to repeat; and
     those that people handed in (kforge try --submit) on which the engine has said nothing yet."""
     return [

@@ -22,8 +22,16 @@ def start(root: Path, model: str = "smollm2-135m") -> RunFolder:
     """A run that was killed right after its first line."""
     folder = RunFolder.create(root, model)
     options = TuneOptions(model=model, budget_seconds=480.0)
-    folder.write(Event.STARTED, {"options": options.to_json(), "target": "host", "identity": "f00d", "bandwidth": 7e9,
-                                 "peaks": {"int8_dot": 9e11, "fp32_fma": 2.3e11}})  # fmt: skip
+    folder.write(
+        Event.STARTED,
+        {
+            "options": options.to_json(),
+            "target": "host",
+            "identity": "f00d",
+            "bandwidth": 7e9,
+            "peaks": {"int8_dot": 9e11, "fp32_fma": 2.3e11},
+        },
+    )
     return folder
 
 
@@ -37,12 +45,21 @@ def search(folder: RunFolder, trials: int = 24) -> None:
         for m, limit in LIMITS.items():
             failure = _failures(n) if n % 6 == 5 else None
             seconds = limit * (1.15 + 2.5 / (1 + n) + 0.2 * ((7 * n) % 5) / 5)
-            trial = Trial(f"c{n:015x}", f"{WITH_ROWS.format(rows)}@M={m}", attrs(params), TEMPLATE,
-                          None if failure else Timing(seconds, 0.02, 5, 40), failure, roofline_seconds=limit)  # fmt: skip
+            trial = Trial(
+                f"c{n:015x}",
+                f"{WITH_ROWS.format(rows)}@M={m}",
+                attrs(params),
+                TEMPLATE,
+                None if failure else Timing(seconds, 0.02, 5, 40),
+                failure,
+                roofline_seconds=limit,
+            )
             _trial(folder, LINEAR, f"{LINEAR}@M={m}", rows, trial)
             if failure:
                 break
-    timed = Trial("n0", f"{NORM}@T=1", (), "cpp/rms_norm/portable.cc.j2", Timing(2e-6, 0.01, 5, 900), roofline_seconds=1e-6)
+    timed = Trial(
+        "n0", f"{NORM}@T=1", (), "cpp/rms_norm/portable.cc.j2", Timing(2e-6, 0.01, 5, 900), roofline_seconds=1e-6
+    )
     _trial(folder, NORM, f"{NORM}@T=1", 0, timed)
 
 
@@ -50,36 +67,100 @@ def finish(folder: RunFolder) -> None:
     """Layout, two verdicts, promotion, the table."""
     folder.write(Event.LAYOUT, {"task": LINEAR, "rows": 32})
     for m, verdict in (
-        (1, Verdict(Decision.ACCEPTED, "c" + 14 * "0" + "a", "d" * 16, 0.214, 0.183, 0.246, 50, 5, 0.01, text="faster: +21.4%")),
-        (8, Verdict(Decision.REJECTED, "c" + 14 * "0" + "b", "d" * 16, -0.031, -0.052, -0.011, 50, 5, 0.01,
-                    RejectReason.SLOWER, text="slower than the incumbent: -3.1%")),
-    ):  # fmt: skip
-        folder.write(Event.VERDICT, {"task": LINEAR, "workload": f"{WITH_ROWS.format(32)}@M={m}", "bucket": f"{LINEAR}@M={m}",
-                                     "rows": 32, "verdict": dataclasses.asdict(verdict)})  # fmt: skip
+        (
+            1,
+            Verdict(
+                Decision.ACCEPTED,
+                "c" + 14 * "0" + "a",
+                "d" * 16,
+                0.214,
+                0.183,
+                0.246,
+                50,
+                5,
+                0.01,
+                text="faster: +21.4%",
+            ),
+        ),
+        (
+            8,
+            Verdict(
+                Decision.REJECTED,
+                "c" + 14 * "0" + "b",
+                "d" * 16,
+                -0.031,
+                -0.052,
+                -0.011,
+                50,
+                5,
+                0.01,
+                RejectReason.SLOWER,
+                text="slower than the incumbent: -3.1%",
+            ),
+        ),
+    ):
+        folder.write(
+            Event.VERDICT,
+            {
+                "task": LINEAR,
+                "workload": f"{WITH_ROWS.format(32)}@M={m}",
+                "bucket": f"{LINEAR}@M={m}",
+                "rows": 32,
+                "verdict": dataclasses.asdict(verdict),
+            },
+        )
     folder.write(Event.SETTLED, {"task": LINEAR, "rows": 32, "accepted": 1})
     engine = EngineVerdict(WITH_ROWS.format(32), "decode batch 1 context 512", 0.062, 0.048, 0.077, True, 960, 16)
     folder.write(Event.PROMOTION, dataclasses.asdict(engine))
     rates = (("none", 21.0, None), ("default", 84.0, 4.0), ("tuned", 96.6, 1.15))
-    folder.write(Event.TABLE, {"bandwidth": {"median": 6.9e9, "spread": 0.03}, "figures": [
-        {"kernels": kind, "setting": setting, "rate": {"median": rate, "spread": 0.02}, "python_share": 0.05,
-         "ratio": {"median": ratio, "spread": 0.01} if ratio else None}
-        for setting in ("batch 1", "batch 8", "prefill 512") for kind, rate, ratio in rates]})  # fmt: skip
+    folder.write(
+        Event.TABLE,
+        {
+            "bandwidth": {"median": 6.9e9, "spread": 0.03},
+            "figures": [
+                {
+                    "kernels": kind,
+                    "setting": setting,
+                    "rate": {"median": rate, "spread": 0.02},
+                    "python_share": 0.05,
+                    "ratio": {"median": ratio, "spread": 0.01} if ratio else None,
+                }
+                for setting in ("batch 1", "batch 8", "prefill 512")
+                for kind, rate, ratio in rates
+            ],
+        },
+    )
     folder.write(Event.FINISHED, {"trials": 45, "accepted": 1})
 
 
 def _task(folder: RunFolder, task: str, buckets: list[tuple[str, float, float]]) -> None:
-    folder.write(Event.TASK, {"task": task, "points": 96, "promise": 0.1, "buckets": [
-        {"bucket": key, "share": share, "limit": limit, "calls": {"decode batch 1 context 512": 30.0}}
-        for key, share, limit in buckets],
-        "refused": [{"template": "cpp/linear/f32_avx512.cc.j2", "reason": "the problem is outside \"act == 'f32'\""}]})  # fmt: skip
+    folder.write(
+        Event.TASK,
+        {
+            "task": task,
+            "points": 96,
+            "promise": 0.1,
+            "buckets": [
+                {"bucket": key, "share": share, "limit": limit, "calls": {"decode batch 1 context 512": 30.0}}
+                for key, share, limit in buckets
+            ],
+            "refused": [
+                {"template": "cpp/linear/f32_avx512.cc.j2", "reason": "the problem is outside \"act == 'f32'\""}
+            ],
+        },
+    )
 
 
 def _trial(folder: RunFolder, task: str, bucket: str, rows: int, trial: Trial) -> None:
-    folder.write(Event.TRIAL, {"task": task, "bucket": bucket, "rows": rows, "proposer": "builtin",
-                               "trial": trial_to_json(trial)})  # fmt: skip
+    folder.write(
+        Event.TRIAL,
+        {"task": task, "bucket": bucket, "rows": rows, "proposer": "builtin", "trial": trial_to_json(trial)},
+    )
 
 
 def _failures(n: int) -> Failure:
     if n % 12 == 5:
         return Failure(FailureClass.COMPILE, "g++: kernel.cc:12: 'tile' was not declared in this scope", "12 | tile();")
-    return Failure(FailureClass.INEXACT, "the output differs from the order specification", "out[0, 3] is 1, expected <2>")
+    return Failure(
+        FailureClass.INEXACT, "the output differs from the order specification", "out[0, 3] is 1, expected <2>"
+    )
