@@ -1,4 +1,4 @@
-"""The two native parts of the harness, built on first use: the runner (a program) and the parent's clock (a library)."""
+"""The native parts of the harness, built on first use: the runner (a program) and the parent's clock (a library)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,10 @@ inline void futex_wait(std::atomic<uint32_t> *word, uint32_t value) {
     syscall(SYS_futex, word, FUTEX_WAIT, value, nullptr, nullptr, 0);
 }
 
-constexpr int fault_exit = 99;  // exit status of a child whose fault handler ran; control.py knows it
+// Exit statuses of a child; control.py knows them.
+constexpr int load_exit = 97;   // the image could not be mapped
+constexpr int jail_exit = 98;   // the child could not be locked down
+constexpr int fault_exit = 99;  // the fault handler ran
 
 // What the fault handler looks at. A child has one candidate, so these are the process's.
 struct FaultMap {
@@ -94,11 +97,10 @@ inline void alternate_stack() {
     sigaltstack(&stack, nullptr);
 }
 
-[[noreturn]] inline void refuse(Control *control, const char *message) {
+// Nothing of the candidate has run yet, so its word is good. The zygote sees the exit status and wakes the parent.
+[[noreturn]] inline void refuse(Control *control, int status, const char *message) {
     std::snprintf(control->message, sizeof control->message, "%s", message);
-    control->state.store(load_failed);
-    futex_wake(&control->state);
-    _exit(3);
+    _exit(status);
 }
 
 inline std::vector<char> read_all(int file) {
@@ -135,13 +137,13 @@ inline std::vector<char> read_all(int file) {
     setsid();
     auto *control = static_cast<Control *>(
         mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, plan.control_file, 0));
-    if (control == MAP_FAILED) _exit(2);
+    if (control == MAP_FAILED) _exit(jail_exit);
     fault_map = {control, plan.arena, plan.reserve, {}, 0};
     for (const auto &slot : plan.slots) {
         char *at = reinterpret_cast<char *>(plan.reserve.begin) + slot.address_offset;
         int access = slot.writable ? PROT_READ | PROT_WRITE : PROT_READ;
         void *got = mmap(at, static_cast<size_t>(slot.bytes), access, MAP_SHARED | MAP_FIXED, plan.slot_file, slot.file_offset);
-        if (got == MAP_FAILED) refuse(control, "mapping a slot failed");
+        if (got == MAP_FAILED) refuse(control, jail_exit, "mapping a slot failed");
         auto begin = reinterpret_cast<uintptr_t>(at);
         fault_map.slots[fault_map.count++] = {begin, begin + static_cast<uintptr_t>(slot.bytes), slot.writable};
     }
@@ -160,15 +162,15 @@ inline std::vector<char> read_all(int file) {
     set_limits(plan.cpu_seconds);
     int jail = landlock();
     int dropped = drop_privileges();
-    if (dropped < 0) refuse(control, "dropping privileges failed");
+    if (dropped < 0) refuse(control, jail_exit, "dropping privileges failed");
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);  // after the change of user, which clears it
-    if (getppid() == 1) _exit(2);
+    if (getppid() == 1) _exit(jail_exit);
 
     Executor executor(plan.cpus);
-    if (const char *wrong = executor.load(image.data(), image.size())) refuse(control, wrong);
+    if (const char *wrong = executor.load(image.data(), image.size())) refuse(control, load_exit, wrong);
     executor.on_every_thread(alternate_stack);
     int filtered = filter_system_calls();
-    if (!filtered) refuse(control, "installing the system call filter failed");
+    if (!filtered) refuse(control, jail_exit, "installing the system call filter failed");
     control->jail = jail | dropped | filtered;
     control->state.store(ready);
     futex_wake(&control->state);

@@ -40,7 +40,7 @@ extern "C" int64_t kf_harness_call(Control *control, int64_t timeout_ns) {
     }
 }
 
-// Waits until the child has left its starting state: 1 ready, 2 load failed, 3 dead, -2 when time ran out.
+// Waits until the child has left its starting state: 1 ready, 2 dead, -2 when time ran out.
 extern "C" int32_t kf_harness_wait_start(Control *control, int64_t timeout_ns) {
     int64_t start = now();
     for (;;) {

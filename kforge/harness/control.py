@@ -8,15 +8,14 @@ import mmap
 import os
 from enum import IntEnum
 
-FAULT_EXIT = 99
+LOAD_EXIT, FAULT_EXIT = 97, 99  # exit statuses of a child (child.h)
 MAX_TENSORS, MAX_RANK, MAX_AXES, MAX_SCALARS = 16, 8, 8, 8
 
 
 class State(IntEnum):
     STARTING = 0
     READY = 1
-    LOAD_FAILED = 2
-    DEAD = 3
+    DEAD = 2
 
 
 class Command(IntEnum):
@@ -65,7 +64,7 @@ class ControlPage(ctypes.Structure):
         ("axes", ctypes.c_int64 * MAX_AXES),
         ("scalars", ctypes.c_double * MAX_SCALARS),
         ("tensor", TensorCommand * MAX_TENSORS),
-    )  # fmt: skip
+    )
 
 
 class SharedMemory:

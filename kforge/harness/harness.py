@@ -14,7 +14,17 @@ from kforge.backends.cpp.build import build
 from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.target import Target
-from kforge.core.trial import Artifact, Candidate, Decision, Failure, NumericsClass, RejectReason, Trial, Verdict
+from kforge.core.trial import (
+    Artifact,
+    Candidate,
+    Decision,
+    Failure,
+    FailureClass,
+    NumericsClass,
+    RejectReason,
+    Trial,
+    Verdict,
+)
 from kforge.core.workload import Workload
 from kforge.harness.cases import Answers, plan_cases
 from kforge.harness.check import CheckResult, check
@@ -23,6 +33,7 @@ from kforge.harness.pairs import Contestant, ContestantFailure, PairedSample, co
 from kforge.harness.process import Process
 from kforge.harness.session import Session, TimedInputs
 from kforge.harness.timing import PAIRS, SEARCH, Plan, Stopwatch, time_candidate
+from kforge.harness.zygote import HarnessError
 from kforge.operators import get
 from kforge.targets.roofline import time_limit
 
@@ -57,14 +68,22 @@ class Harness:
         self._built: OrderedDict[str, _Built] = OrderedDict()
 
     def evaluate(self, candidate: Candidate, workload: Workload, *, check: bool = True, cut_above: float | None = None,
-                 plan: Plan = SEARCH) -> Trial:  # fmt: skip
-        """Build, admit, check, time. ``cut_above``: seconds of the best so far; a clearly slower candidate is timed once."""
+                 plan: Plan = SEARCH) -> Trial:
+        """Build, admit, check, time. ``cut_above``: seconds of the best so far; slower ones are cut short."""
         trial = Trial(candidate.hash, workload.key, candidate.params, candidate.template,
-                      roofline_seconds=self._limit_seconds(workload))  # fmt: skip
+                      roofline_seconds=self._limit_seconds(workload))
         built = self._build(candidate)
         if isinstance(built, Failure):
             return replace(trial, failure=built)
         trial = replace(trial, artifact_hash=built.artifact.hash, build_seconds=built.artifact.report.seconds)
+        try:
+            return self._evaluate(trial, built, candidate.numerics, workload, check, cut_above, plan)
+        except HarnessError as error:
+            self._forget(workload)
+            return replace(trial, failure=Failure(FailureClass.HARNESS, str(error)), processes=1)
+
+    def _evaluate(self, trial: Trial, built: _Built, numerics: NumericsClass, workload: Workload, check: bool,
+                  cut_above: float | None, plan: Plan) -> Trial:
         session = self._session(workload)
         process = session.start(built.image)
         trial = replace(trial, processes=1)
@@ -72,12 +91,12 @@ class Harness:
             return replace(trial, failure=process)
         try:
             if check:
-                checked = self._check(process, session, candidate.numerics)
+                checked = self._check(process, session, numerics)
                 if isinstance(checked, Failure):
                     return replace(trial, failure=checked)
                 trial = replace(trial, max_error_ratio=checked.max_error_ratio)
             stopwatch = Stopwatch(session, process, self.threads)
-            timing = time_candidate(stopwatch, session.timed.expected(candidate.numerics), plan, cut_above)
+            timing = time_candidate(stopwatch, session.timed.expected(numerics), plan, cut_above)
         finally:
             process.close()
         return replace(trial, failure=timing) if isinstance(timing, Failure) else replace(trial, timing=timing)
@@ -96,8 +115,8 @@ class Harness:
         finally:
             process.close()
 
-    def compare(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, pairs: int = 30, zygotes: int = 1,
-                first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:  # fmt: skip
+    def compare(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, pairs: int = 30,
+                zygotes: int = 1, first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:
         """Interleaved pairs of both at one workload; see ``kforge.harness.pairs``."""
         sides = []
         for side in (candidate, incumbent):
@@ -106,16 +125,16 @@ class Harness:
                 return ContestantFailure(side.hash, built)
             sides.append(Contestant(side.hash, built.image, side.numerics))
         return compare(sides[0], sides[1], self._timed_inputs(workload), self._cpus, pairs=pairs, zygotes=zygotes,
-                       first_zygote=first_zygote, plan=plan)  # fmt: skip
+                       first_zygote=first_zygote, plan=plan)
 
     def measure_floor(self, kernel: Candidate, workload: Workload, *, pairs: int = 30,
-                      zygotes: int = LEAST_ZYGOTES) -> float | ContestantFailure:  # fmt: skip
+                      zygotes: int = LEAST_ZYGOTES, plan: Plan = PAIRS) -> float | ContestantFailure:
         """The A/A floor at a workload: how large a gain a kernel can seem to have over itself, as a ratio minus one."""
-        sample = self.compare(kernel, kernel, workload, pairs=pairs, zygotes=zygotes)
+        sample = self.compare(kernel, kernel, workload, pairs=pairs, zygotes=zygotes, plan=plan)
         return sample if isinstance(sample, ContestantFailure) else floor_of(sample)
 
-    def judge(self, candidate: Candidate, incumbent: Candidate, workloads: Sequence[Workload], *, rules: Rules | None = None,
-              pairs: int = 30, plan: Plan = PAIRS) -> Verdict:  # fmt: skip
+    def judge(self, candidate: Candidate, incumbent: Candidate, workloads: Sequence[Workload], *,
+              rules: Rules | None = None, pairs: int = 30, plan: Plan = PAIRS) -> Verdict:
         """Verdict over the shapes of a bucket, in as many looks as it takes and ``rules`` allow.
 
         A shape weighs by its count times the incumbent's time.
@@ -126,7 +145,9 @@ class Harness:
         verdict: Verdict | None = None
         for look in rules.looks:
             for i, workload in enumerate(workloads):
-                more = self.compare(candidate, incumbent, workload, pairs=pairs, zygotes=look - seen, first_zygote=seen, plan=plan)
+                more = self.compare(
+                    candidate, incumbent, workload, pairs=pairs, zygotes=look - seen, first_zygote=seen, plan=plan
+                )
                 if isinstance(more, ContestantFailure):
                     return failed_verdict(candidate.hash, incumbent.hash, more, rules)
                 if seen:
@@ -146,17 +167,14 @@ class Harness:
         return verdict
 
     def close(self) -> None:
-        for session in self._sessions.values():
-            session.close()
-        for timed in self._timed.values():
-            timed.close()
-        self._sessions.clear()
-        self._timed.clear()
+        for timed in list(self._timed.values()):
+            self._forget(timed.workload)
 
     def __enter__(self) -> Harness:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.close()
 
     def _build(self, candidate: Candidate) -> _Built | Failure:
@@ -181,14 +199,19 @@ class Harness:
     def _timed_inputs(self, workload: Workload) -> TimedInputs:
         if workload.key not in self._timed:
             # Not the seed of any case: what is timed is one more thing to be right about.
-            self._timed[workload.key] = TimedInputs(get(workload.problem.operator), workload, self._seed + 7919, self.target.llc_bytes)
+            self._timed[workload.key] = TimedInputs(
+                get(workload.problem.operator), workload, self._seed + 7919, self.target.llc_bytes
+            )
         self._timed.move_to_end(workload.key)
         while len(self._timed) > _OPEN_WORKLOADS:
-            key, oldest = self._timed.popitem(last=False)
-            if (session := self._sessions.pop(key, None)) is not None:
-                session.close()
-            oldest.close()
+            self._forget(next(iter(self._timed.values())).workload)
         return self._timed[workload.key]
+
+    def _forget(self, workload: Workload) -> None:
+        if (session := self._sessions.pop(workload.key, None)) is not None:
+            session.close()
+        if (timed := self._timed.pop(workload.key, None)) is not None:
+            timed.close()
 
     def _session(self, workload: Workload) -> Session:
         timed = self._timed_inputs(workload)
@@ -198,7 +221,7 @@ class Harness:
         return self._sessions[workload.key]
 
     def _limit_seconds(self, workload: Workload) -> float:
-        """What the target's limits allow; 0 where it has no figures (a target need not have been probed to be tuned on)."""
+        """What the target's limits allow; 0 where it has no figures, since one need not probe before tuning."""
         try:
             return time_limit(get(workload.problem.operator).cost(workload), self.target, self.threads).seconds
         except KforgeError:

@@ -1,15 +1,15 @@
 """The judge: from paired timings to a verdict. Pure statistics, no clock, no process.
 
-Single pairs have heavy tails, and pairs of one zygote share its luck with memory. So each zygote is summarised by a robust
-location of its log ratios (Hodges-Lehmann), and confidence comes from the scatter of those summaries over fresh zygotes
-(Student's t, whose tails pay for their small number). Correlation inside a zygote then needs no model.
+Single pairs have heavy tails, and pairs of one zygote share its luck with memory. So each zygote is summarised by a
+robust location of its log ratios (Hodges-Lehmann), and confidence comes from the scatter of those summaries over fresh
+zygotes (Student's t, whose tails pay for their small number). Correlation inside a zygote then needs no model.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,7 +26,7 @@ _ROOFLINE_SLACK = 0.95  # a limit is a measurement too
 class Rules:
     """How sure to be. ``error`` is the chance of a false acceptance over all ``finalists`` and all ``looks`` together.
 
-    ``looks``: at how many zygotes a comparison is looked at; set before the first, since each look is another chance to err.
+    ``looks``: at how many zygotes a comparison is looked at; set beforehand, since each look is another chance to err.
     """
 
     error: float = 0.05
@@ -56,7 +56,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class ShapeSample:
-    """A sample with what it weighs in the bucket (share of time) and what the hardware allows (seconds; 0: not known)."""
+    """A sample with what it weighs in the bucket (share of time) and what the hardware allows (0: unknown)."""
 
     sample: PairedSample
     weight: float = 1.0
@@ -81,7 +81,9 @@ def interval(locations: np.ndarray, alpha: float) -> Interval:
     middle = float(locations.mean())
     if len(locations) < 2:
         return Interval(middle, -math.inf, math.inf)
-    half = student_t_quantile(1.0 - alpha, len(locations) - 1) * float(locations.std(ddof=1)) / math.sqrt(len(locations))
+    half = (
+        student_t_quantile(1.0 - alpha, len(locations) - 1) * float(locations.std(ddof=1)) / math.sqrt(len(locations))
+    )
     return Interval(middle, middle - half, middle + half)
 
 
@@ -109,12 +111,12 @@ def decide(candidate: str, incumbent: str, shapes: Sequence[ShapeSample], rules:
         decision, candidate, incumbent, math.expm1(whole.location), _ratio(whole.lower), _ratio(whole.upper),
         sum(len(shape.sample.log_ratios) for shape in shapes), sum(len(found) for found in locations), rules.floor,
         reason, per_shape,
-    )  # fmt: skip
+    )
     return _told(verdict)
 
 
 def _decide(whole: Interval, each: Sequence[Interval], shapes: Sequence[ShapeSample], rules: Rules,
-            last: bool) -> tuple[RejectReason | None, Decision]:  # fmt: skip
+            last: bool) -> tuple[RejectReason | None, Decision]:
     margin = math.log1p(rules.margin)
     if any(s.sample.seconds < _ROOFLINE_SLACK * s.limit_seconds for s in shapes):
         return RejectReason.ABOVE_ROOFLINE, Decision.UNDECIDED
@@ -153,7 +155,8 @@ _SENTENCES: Mapping[RejectReason | None, str] = {
 
 
 def _told(v: Verdict) -> Verdict:
-    shown = f"{v.gain:+.2%} [{v.lower:+.2%}, {v.upper:+.2%}], {v.pairs} pairs in {v.zygotes} zygotes, floor {v.floor:.2%}"
+    shown = (
+        f"{v.gain:+.2%} [{v.lower:+.2%}, {v.upper:+.2%}], {v.pairs} pairs in {v.zygotes} zygotes, floor {v.floor:.2%}"
+    )
     text = f"{_SENTENCES.get(v.reason, v.reason)}: {shown}"
-    return Verdict(v.decision, v.candidate_hash, v.incumbent_hash, v.gain, v.lower, v.upper, v.pairs, v.zygotes, v.floor,
-                   v.reason, v.per_shape, text)  # fmt: skip
+    return replace(v, text=text)

@@ -1,7 +1,7 @@
 """Candidate and incumbent in two forks of one zygote, taking turns: the only timings that decide anything.
 
-Both read the same physical input pages at the same addresses on the same pinned cores, and write to the same output pages;
-while one runs the other sleeps. The order alternates (ABBA), so that a drift of the machine cancels.
+Both read the same physical input pages at the same addresses on the same pinned cores, and write to the same output
+pages; while one runs the other sleeps. The order alternates (ABBA), so that a drift of the machine cancels.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kforge.harness.expected import Expected
 from kforge.harness.session import Session, TimedInputs
 from kforge.harness.timing import PAIRS, Plan, Stopwatch, calls_for, estimate
 
+_LEAST_QUIET = 5
 _VERIFIED_SHARE = 0.15  # of the pairs, picked at random: outputs of both sides are held against what is right
 
 
@@ -35,8 +36,9 @@ class Contestant:
 class PairedSample:
     """Pairs of batches of candidate and incumbent at one workload.
 
-    ``log_ratios``: log(incumbent's seconds / candidate's) per pair, so that positive means that the candidate is faster.
-    ``zygotes``: which zygote each pair is from. ``overheads``: median hand-over per zygote, as a share of a batch.
+    ``log_ratios``: log(incumbent's seconds / candidate's) per pair, so that positive means that the candidate is
+    faster. ``zygotes``: which zygote each pair is from. ``overheads``: median hand-over per zygote, as a share of a
+    batch. ``disturbed``: share of a zygote's batches that other processes disturbed, however often they were repeated.
     ``seconds``: median seconds of a candidate's call; ``incumbent_seconds`` of an incumbent's.
     """
 
@@ -44,6 +46,7 @@ class PairedSample:
     log_ratios: tuple[float, ...]
     zygotes: tuple[int, ...]
     overheads: tuple[float, ...]
+    disturbed: tuple[float, ...]
     seconds: float
     incumbent_seconds: float
 
@@ -57,14 +60,15 @@ class ContestantFailure:
 
 
 def compare(candidate: Contestant, incumbent: Contestant, timed: TimedInputs, cpus: Sequence[int], *, pairs: int = 30,
-            zygotes: int = 1, first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:  # fmt: skip
-    """``pairs`` pairs in each of ``zygotes`` fresh zygotes, numbered from ``first_zygote`` (a later look goes on counting).
+            zygotes: int = 1, first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:
+    """Up to ``pairs`` pairs in each of ``zygotes`` fresh zygotes, numbered from ``first_zygote`` on.
 
     Which side is forked first alternates from zygote to zygote.
     """
     logs: list[float] = []
     where: list[int] = []
     shares: list[float] = []
+    disturbed: list[float] = []
     mine: list[float] = []
     theirs: list[float] = []
     for zygote in range(first_zygote, first_zygote + zygotes):
@@ -84,12 +88,13 @@ def compare(candidate: Contestant, incumbent: Contestant, timed: TimedInputs, cp
         if isinstance(result, ContestantFailure):
             return result
         logs += [math.log(y / x) for x, y in zip(sides[True].seconds, sides[False].seconds, strict=True)]
-        where += [zygote] * pairs
-        shares.append(result)
+        where += [zygote] * len(sides[True].seconds)
+        shares.append(result.overhead)
+        disturbed.append(result.disturbed)
         mine += sides[True].seconds
         theirs += sides[False].seconds
     medians = statistics.median(mine), statistics.median(theirs)
-    return PairedSample(timed.workload.key, tuple(logs), tuple(where), tuple(shares), *medians)
+    return PairedSample(timed.workload.key, tuple(logs), tuple(where), tuple(shares), tuple(disturbed), *medians)
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,14 @@ class _Side:
         return ContestantFailure(self.contestant.hash, failure)
 
 
-def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> float | ContestantFailure:
-    """Fills both sides' ``seconds``; returns the hand-over as a share of a batch."""
+@dataclass(frozen=True)
+class _Noise:
+    overhead: float  # hand-over as a share of a batch
+    disturbed: float  # share of batches in which the threads had to wait for a processor
+
+
+def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> _Noise | ContestantFailure:
+    """Fills both sides' ``seconds``; of disturbed pairs only when there are hardly any others."""
     rough: list[float] = []
     overheads: list[float] = []
     for side in (a, b):
@@ -118,20 +129,31 @@ def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> float | Contestant
             return side.failed(seconds)
         overheads.append(overhead)
         rough.append(seconds)
-    overhead = statistics.median(overheads)
+    overhead = min(overheads)
     # The same number of calls for both, so that both walk the same copies of the weights.
     calls = calls_for(plan, min(rough), overhead)
     lucky = random.SystemRandom()
+    disturbed = 0
+    quiet: list[bool] = []
+    least = max(1, min(calls, round(plan.least_seconds / min(rough))))
     for pair in range(pairs):
+        was = disturbed
         verified = lucky.random() < _VERIFIED_SHARE or pair == pairs - 1
         for side in (a, b) if pair % 2 == 0 else (b, a):
-            seconds = side.stopwatch.batch(calls)
-            if isinstance(seconds, Failure):
-                return side.failed(seconds)
-            side.seconds.append(max(seconds - overhead, 1e-9) / calls)
+            batch = side.stopwatch.quiet_batch(calls)
+            if isinstance(batch, Failure):
+                return side.failed(batch)
+            disturbed += batch.disturbed
+            side.seconds.append(max(batch.seconds - overhead, 1e-9) / calls)
             if verified and (failure := side.stopwatch.verify(side.expected)) is not None:
                 return side.failed(failure)
-    return overhead / max(calls * min(rough), 1e-9)
+        quiet.append(disturbed == was)
+        if not quiet[-1]:
+            calls = max(calls // 2, least)
+    if sum(quiet) >= max(_LEAST_QUIET, pairs // 4):
+        for side in (a, b):
+            side.seconds[:] = [seconds for seconds, kept in zip(side.seconds, quiet, strict=True) if kept]
+    return _Noise(overhead / (calls * min(rough)), disturbed / (2 * pairs))
 
 
 def joined(a: PairedSample, b: PairedSample) -> PairedSample:
@@ -142,6 +164,7 @@ def joined(a: PairedSample, b: PairedSample) -> PairedSample:
         a.log_ratios + b.log_ratios,
         a.zygotes + b.zygotes,
         a.overheads + b.overheads,
+        a.disturbed + b.disturbed,
         (a.seconds * n + b.seconds * m) / (n + m),
         (a.incumbent_seconds * n + b.incumbent_seconds * m) / (n + m),
     )

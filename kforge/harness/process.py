@@ -1,4 +1,4 @@
-"""A candidate's process as the parent uses it: tensors put into slots, a command posted, outputs taken out and examined."""
+"""A candidate's process as the parent uses it: tensors into slots, a command posted, outputs taken out and examined."""
 
 from __future__ import annotations
 
@@ -8,45 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kforge.core.dtypes import DType
 from kforge.core.trial import Failure, FailureClass
 from kforge.core.workload import Workload
 from kforge.harness.control import Command
-from kforge.harness.slots import ALIGN, Place, SlotFile, round_up
-from kforge.harness.values import numpy_dtype
+from kforge.harness.forms import Form
+from kforge.harness.slots import Place, SlotFile
 from kforge.harness.zygote import Child
-from kforge.operators.base import DENSE, Operator, Residency, Role, TensorSpec
+from kforge.operators.base import Operator, Role
 
-SCRATCH = "(scratch)"
+SCRATCH = "scratch"
 SCRATCH_LIMIT = 256 << 20
 POISONS = (0xFF, 0x7F)  # as float32: a NaN, and 3.4e38
-_GAP_ELEMENTS = 16  # between the rows of a strided tensor
-
-
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Elements, row-major."""
-    strides = [1] * len(shape)
-    for i in range(len(shape) - 2, -1, -1):
-        strides[i] = strides[i + 1] * shape[i + 1]
-    return tuple(strides)
-
-
-def may_be_strided(spec: TensorSpec) -> bool:
-    """Activations are slices of wider tensors in the engine; weights, tables and caches never are."""
-    return len(spec.shape) == 2 and spec.layout == DENSE and spec.residency is Residency.HOT and spec.dtype is DType.F32
-
-
-def row_pitch(spec: TensorSpec, strided: bool) -> int:
-    """Elements from one row to the next of a 2-d tensor; keeps rows aligned."""
-    cols = spec.shape[-1]
-    return round_up(cols, ALIGN // spec.dtype.size) + _GAP_ELEMENTS if strided and may_be_strided(spec) else cols
-
-
-def slot_bytes(spec: TensorSpec) -> int:
-    """Room for the tensor in either form."""
-    if not may_be_strided(spec):
-        return spec.bytes
-    return spec.shape[0] * row_pitch(spec, True) * spec.dtype.size
 
 
 @dataclass(frozen=True)
@@ -84,8 +56,8 @@ class Process:
             return Failure(FailureClass.MEMORY, f"the kernel asks for {wanted} bytes of scratch, {limit}")
         return wanted
 
-    def run(self, workload: Workload, tensors: Sequence[TensorArgument], scratch: Place | None, threads: int, calls: int,
-            first: int, seconds: float) -> float | Failure:  # fmt: skip
+    def run(self, workload: Workload, tensors: Sequence[TensorArgument], scratch: Place | None, threads: int,
+            calls: int, first: int, seconds: float) -> float | Failure:
         """Seconds for ``calls`` calls, hand-over included; call i reads copy (first + i) mod copies of each tensor."""
         self._put_axes(workload)
         page = self.child.page
@@ -100,71 +72,59 @@ class Process:
         return self.child.call(seconds)
 
     def run_once(self, workload: Workload, inputs: Mapping[str, np.ndarray], threads: int, poison: int, fence: int,
-                 strided: bool, seconds: float) -> dict[str, np.ndarray] | Failure:  # fmt: skip
-        """One call on these inputs in fenced slots. Outputs and scratch hold ``poison`` before it; fences hold ``fence``.
+                 strided: bool, seconds: float) -> dict[str, np.ndarray] | Failure:
+        """One call on these inputs in fenced slots. Outputs and scratch start as ``poison``, fences as ``fence``.
 
         Returns copies of the outputs; a failure when the call failed, a fence broke or an input changed.
         """
         wanted = self.scratch_bytes(workload, threads, seconds)
         if isinstance(wanted, Failure):
             return wanted
-        specs = self._operator.tensors(workload)
-        places: dict[str, Place] = {}
-        arguments = []
-        for spec in specs:
-            pitch = row_pitch(spec, strided) if spec.shape else 1
-            size = spec.bytes if pitch == (spec.shape or (1,))[-1] else spec.shape[0] * pitch * spec.dtype.size
-            place = self.slots.place_at_end(spec.name, size)
-            places[spec.name] = place
+        forms = [Form.of(spec, strided) for spec in self._operator.tensors(workload)]
+        places = [self.slots.place_at_end(form.spec.name, form.bytes) for form in forms]
+        for form, place in zip(forms, places, strict=True):
             self.slots.fence(place, fence)
-            rows = self._rows(place, spec, pitch, fence)
-            if spec.role is Role.OUT:
-                rows.view(np.uint8)[...] = poison
-            else:
-                rows[...] = inputs[spec.name].reshape(rows.shape)
-            strides = dense_strides(spec.shape)
-            if pitch != (spec.shape or (1,))[-1]:
-                strides = (pitch, 1)
-            arguments.append(TensorArgument(self.address(place), strides))
+            memory = self.slots.view(place)
+            memory[:] = poison
+            form.gaps(memory)[...] = fence
+            if form.spec.role is not Role.OUT:
+                form.elements(memory)[...] = inputs[form.spec.name].reshape(form.spec.shape)
         scratch = self.slots.place_at_end(SCRATCH, wanted) if wanted else None
         if scratch is not None:
             self.slots.fence(scratch, fence)
             self.slots.view(scratch)[:] = poison
+        arguments = [TensorArgument(self.address(p), form.strides) for form, p in zip(forms, places, strict=True)]
         elapsed = self.run(workload, arguments, scratch, threads, 1, 0, seconds)
         if isinstance(elapsed, Failure):
             return elapsed
-        named = [(spec.name, places[spec.name]) for spec in specs]
-        for name, place in [*named, *([("scratch", scratch)] if scratch is not None else [])]:
+        if (failure := self._trespass(forms, places, scratch, inputs, fence)) is not None:
+            return failure
+        return {
+            form.spec.name: form.elements(self.slots.view(place)).copy()
+            for form, place in zip(forms, places, strict=True)
+            if form.spec.role is not Role.IN
+        }
+
+    def _trespass(self, forms: Sequence[Form], places: Sequence[Place], scratch: Place | None,
+                  inputs: Mapping[str, np.ndarray], fence: int) -> Failure | None:
+        """What the kernel wrote that was not its to write."""
+        for place in (*places, *([scratch] if scratch is not None else [])):
             if (offset := self.slots.broken_fence(place, fence)) is not None:
+                name = place.slot.name
                 where = f"byte {offset} from the start of {name}, which has {place.size}"
                 return Failure(FailureClass.FENCE, f"the kernel wrote outside {name}", where)
-        outputs = {}
-        for spec in specs:
-            pitch = row_pitch(spec, strided) if spec.shape else 1
-            rows, gaps = self._split(places[spec.name], spec, pitch)
-            if gaps is not None and (gaps != fence).any():
-                return Failure(FailureClass.FENCE, f"the kernel wrote between the rows of {spec.name} (its stride is not its width)")
-            if spec.role is Role.IN:
-                if not np.array_equal(rows.view(np.uint8), _bytes(inputs[spec.name]).reshape(rows.view(np.uint8).shape)):
-                    return Failure(FailureClass.INPUT_MODIFIED, f"the kernel changed its input {spec.name}")
-            else:
-                outputs[spec.name] = np.array(rows).reshape(spec.shape)
-        return outputs
-
-    def _rows(self, place: Place, spec: TensorSpec, pitch: int, fence: int) -> np.ndarray:
-        rows, gaps = self._split(place, spec, pitch)
-        if gaps is not None:
-            gaps[...] = fence
-        return rows
-
-    def _split(self, place: Place, spec: TensorSpec, pitch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The tensor's elements, and the bytes between its rows when there are any; views of the slot."""
-        elements = self.slots.view(place).view(numpy_dtype(spec.dtype))
-        cols = (spec.shape or (1,))[-1]
-        if pitch == cols:
-            return elements, None
-        table = elements.reshape(spec.shape[0], pitch)
-        return table[:, :cols], table[:, cols:].view(np.uint8)
+        for form, place in zip(forms, places, strict=True):
+            memory = self.slots.view(place)
+            name = form.spec.name
+            if (form.gaps(memory) != fence).any():
+                reason = f"the kernel wrote between the rows of {name}: its stride is not its width"
+                return Failure(FailureClass.FENCE, reason)
+            if form.spec.role is Role.IN:
+                given = np.ascontiguousarray(inputs[name]).reshape(form.spec.shape)
+                left = np.ascontiguousarray(form.elements(memory))
+                if given.tobytes() != left.tobytes():
+                    return Failure(FailureClass.INPUT_MODIFIED, f"the kernel changed its input {name}")
+        return None
 
     def _put_axes(self, workload: Workload) -> None:
         axes = workload.axes
@@ -175,7 +135,3 @@ class Process:
 
     def close(self) -> None:
         self.child.close()
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -32,7 +32,7 @@ enum Verb : int64_t {
     reply_error = 14,  // [errno, which step]
 };
 
-enum State : uint32_t { starting = 0, ready = 1, load_failed = 2, dead = 3 };
+enum State : uint32_t { starting = 0, ready = 1, dead = 2 };
 enum Command : int32_t { command_run = 1, command_scratch = 2 };
 enum Fault : int32_t { fault_none = 0, fault_plain = 1, fault_input = 2, fault_guard = 3 };
 

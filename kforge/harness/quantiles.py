@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -33,6 +34,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     return front * fraction
 
 
+@functools.cache
 def student_t_quantile(p: float, degrees: int) -> float:
     """t with P(T <= t) = p, for p in (0, 1)."""
     if p < 0.5:
@@ -55,7 +57,7 @@ def proportion_upper(successes: int, trials: int, confidence: float = 0.95) -> f
 
 
 def _bisect(increasing: Callable[[float], float], target: float, low: float, high: float) -> float:
-    for _ in range(200):
+    for _ in range(100):
         middle = (low + high) / 2
         if increasing(middle) < target:
             low = middle

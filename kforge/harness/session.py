@@ -13,7 +13,8 @@ from kforge.core.workload import Workload
 from kforge.harness.cases import call_seconds_allowed
 from kforge.harness.control import SharedMemory
 from kforge.harness.expected import Expected
-from kforge.harness.process import SCRATCH, SCRATCH_LIMIT, Process, TensorArgument, dense_strides, slot_bytes
+from kforge.harness.forms import Form, dense_strides
+from kforge.harness.process import SCRATCH, SCRATCH_LIMIT, Process, TensorArgument
 from kforge.harness.slots import PAGE, SlotFile, SlotRequest, round_up
 from kforge.harness.zygote import ArenaSegment, Zygote
 from kforge.operators.base import Distribution, Operator, Residency, Role, TensorSpec
@@ -24,7 +25,7 @@ _LARGEST_ROTATION = 1 << 30
 
 @dataclass(frozen=True)
 class ArenaTensor:
-    """Where the timed calls read a tensor: ``copies`` copies, ``copy_stride`` bytes apart, from ``offset`` of the arena."""
+    """Where timed calls read a tensor: ``copies``, ``copy_stride`` bytes apart, from ``offset`` of the arena on."""
 
     offset: int
     copies: int
@@ -34,7 +35,7 @@ class ArenaTensor:
 class TimedInputs:
     """What timed calls of a workload read: written to a memory file once, from which every zygote fills its arena.
 
-    Streamed tensors come in so many copies that a copy has left the last-level cache before it is used again; hot ones once.
+    Streamed tensors come in so many copies that one has left the last-level cache before it is used again.
     """
 
     def __init__(self, operator: Operator, workload: Workload, seed: int, llc_bytes: int) -> None:
@@ -83,8 +84,8 @@ def rotation_copies(specs: Sequence[TensorSpec], llc_bytes: int) -> int:
 class Session:
     """One zygote for one workload, and the slots of its processes.
 
-    Processes of a session share the slot file: the same physical pages at the same addresses for candidate and incumbent.
-    What one left behind in outputs and scratch is poisoned before the other runs.
+    Processes of a session share the slot file: the same physical pages at the same addresses for candidate and
+    incumbent. What one left behind in outputs and scratch is poisoned before the other runs.
     """
 
     def __init__(self, timed: TimedInputs, shapes: Sequence[Workload], cpus: Sequence[int]) -> None:
@@ -95,7 +96,8 @@ class Session:
         sizes: dict[str, SlotRequest] = {}
         for shape in (timed.workload, *shapes):
             for spec in self.operator.tensors(shape):
-                size = max(slot_bytes(spec), sizes[spec.name].size if spec.name in sizes else 0)
+                before = sizes[spec.name].size if spec.name in sizes else 0
+                size = max(spec.bytes, Form.of(spec, strided=True).bytes, before)
                 sizes[spec.name] = SlotRequest(spec.name, size, spec.role is not Role.IN)
         self.slots = SlotFile([*sizes.values(), SlotRequest(SCRATCH, SCRATCH_LIMIT, True)])
         try:

@@ -1,8 +1,9 @@
 """Where a child's tensors lie: one file of shared memory, mapped between guard pages, fenced and poisoned.
 
-Every tensor and the scratch has a *slot*. In the child, slots lie in one reserved range with an inaccessible page on both
-sides; inputs are mapped read-only. In a check a tensor ends where its slot ends (up to 64-byte alignment), so that the first
-read or write beyond it faults; in front of it lies a fence, a known pattern that is looked at afterwards.
+Every tensor and the scratch has a *slot*. In the child, slots lie in one reserved range with an inaccessible page on
+both sides; inputs are mapped read-only. In a check a tensor ends where its slot ends (up to 64-byte alignment), so
+that the first read or write beyond it faults; in front of it lies a fence, a known pattern that is looked at
+afterwards.
 """
 
 from __future__ import annotations

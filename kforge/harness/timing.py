@@ -1,4 +1,4 @@
-"""Timing one candidate: batches of calls on the parent's clock. Ranks a search; it never decides (``pairs`` and ``judge`` do)."""
+"""Timing one candidate: batches of calls on the parent's clock. It ranks a search; ``pairs`` and ``judge`` decide."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from kforge.harness.expected import Expected
 from kforge.harness.process import POISONS, SCRATCH, Process, TensorArgument
 from kforge.harness.session import Session
 from kforge.harness.slots import Place
-from kforge.harness.values import numpy_dtype
 from kforge.operators.base import Role
+from kforge.operators.numerics import numpy_dtype
 
 _MAX_CALLS = 1 << 20
+_TRIES = 4
+_QUIET_SHARE = 0.003
 _LEAST_SECONDS, _PATIENCE = 2.0, 10.0  # a batch may take that long, plus so often what it took before
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how often. ``batch_seconds`` is a least length; a batch is also at least ``handovers`` hand-overs long."""
+    """How long and how often. ``batch_seconds`` is a least length; a batch is also ``handovers`` hand-overs long."""
 
     batch_seconds: float
     batches: int
     handovers: int
+    least_seconds: float = 0.002  # what batches shrink to while others disturb them: a scheduler's slice is not longer
 
 
 SEARCH = Plan(batch_seconds=0.004, batches=5, handovers=60)
@@ -34,11 +37,23 @@ PAIRS = Plan(batch_seconds=0.020, batches=30, handovers=200)
 CUT_RATIO = 1.3  # a candidate this much slower than the best in its first batch is not measured further
 
 
+@dataclass(frozen=True)
+class QuietBatch:
+    """Seconds of a batch, and how long its threads waited for a processor as a share of it."""
+
+    seconds: float
+    waited_share: float
+
+    @property
+    def disturbed(self) -> bool:
+        return self.waited_share > _QUIET_SHARE
+
+
 class Stopwatch:
     """A process at its session's workload, ready for batches.
 
-    Every batch starts from poisoned outputs and scratch and restored in/out tensors, so nothing that another process (or an
-    earlier batch) left behind is worth reading.
+    Every batch starts from poisoned outputs and scratch and restored in/out tensors, so nothing that another process
+    (or an earlier batch) left behind is worth reading.
     """
 
     def __init__(self, session: Session, process: Process, threads: int) -> None:
@@ -54,7 +69,7 @@ class Stopwatch:
 
     @property
     def idempotent(self) -> bool:
-        """Whether n calls leave what one call leaves. Not known of an in/out tensor: those are checked after single calls."""
+        """Whether n calls leave what one call leaves. Unknown of in/out tensors: single calls check those."""
         return all(spec.role is Role.OUT for spec in self._specs)
 
     def prepare(self) -> Failure | None:
@@ -69,12 +84,26 @@ class Stopwatch:
     def batch(self, calls: int) -> float | Failure:
         """Seconds for ``calls`` calls, hand-over included."""
         self._reset()
-        seconds = self._process.run(self._session.workload, self._arguments, self._scratch, self._threads, calls, self._first,
-                                    self._seconds_allowed(calls))  # fmt: skip
+        seconds = self._process.run(self._session.workload, self._arguments, self._scratch, self._threads, calls,
+        self._first, self._seconds_allowed(calls))
         self._first += calls
         if calls and not isinstance(seconds, Failure):
             self._slowest = max(self._slowest, seconds / calls)
         return seconds
+
+    def quiet_batch(self, calls: int) -> QuietBatch | Failure:
+        """A batch in which nobody else had the processor; after a few tries the least disturbed of them.
+
+        Which batches count does not depend on how fast they were, so nothing is favoured.
+        """
+        tried: list[QuietBatch] = []
+        while not tried or (tried[-1].disturbed and len(tried) < _TRIES):
+            before = self._process.child.waited_seconds()
+            seconds = self.batch(calls)
+            if isinstance(seconds, Failure):
+                return seconds
+            tried.append(QuietBatch(seconds, (self._process.child.waited_seconds() - before) / seconds))
+        return min(tried, key=lambda batch: batch.waited_share)
 
     def _seconds_allowed(self, calls: int) -> float:
         """Before the first call nothing is known but the operator; afterwards a hang shows much sooner."""
@@ -83,24 +112,27 @@ class Stopwatch:
         return _LEAST_SECONDS + _PATIENCE * calls * self._slowest
 
     def overhead(self, repeats: int = 7) -> float | Failure:
-        """Median seconds of a batch of no calls: hand-over to the team and back."""
+        """Least seconds of a batch of no calls: hand-over to the team and back, undisturbed."""
         found = []
         for _ in range(repeats):
             seconds = self.batch(0)
             if isinstance(seconds, Failure):
                 return seconds
             found.append(seconds)
-        return statistics.median(found)
+        return min(found)
 
     def outputs(self) -> dict[str, np.ndarray]:
         """Copies of what stands in the outputs."""
         slots = self._session.slots
         return {
-            s.name: slots.view(self._places[s.name]).view(numpy_dtype(s.dtype)).reshape(s.shape).copy() for s in self._specs
+            s.name: slots.view(self._places[s.name]).view(numpy_dtype(s.dtype)).reshape(s.shape).copy()
+            for s in self._specs
         }
 
     def verify(self, expected: Expected) -> Failure | None:
-        """Holds what the last batch left in the outputs against what is right; an extra single call where that is unknowable."""
+        """Holds what the last batch left in the outputs against what is right; an extra single call where that is
+        unknowable.
+        """
         if not self.idempotent and isinstance(single := self.batch(1), Failure):
             return single
         return expected.verify(self.outputs())
@@ -118,12 +150,17 @@ class Stopwatch:
 
 
 def calls_for(plan: Plan, seconds_per_call: float, overhead: float) -> int:
-    wanted = max(plan.batch_seconds, plan.handovers * overhead)
+    """Calls per batch. A hand-over measured on a busy machine may be milliseconds: it lengthens a batch fourfold at
+    most.
+    """
+    wanted = min(max(plan.batch_seconds, plan.handovers * overhead), 4 * plan.batch_seconds)
     return max(1, min(_MAX_CALLS, round(wanted / max(seconds_per_call, 1e-9))))
 
 
 def estimate(stopwatch: Stopwatch, plan: Plan) -> float | Failure:
-    """Rough seconds per call, hand-over included: batches grow to a quarter of the plan's; of that size the best of three."""
+    """Rough seconds per call, hand-over included: batches grow to a quarter of the plan's; of that size the best of
+    three.
+    """
     calls = 1
     found: list[float] = []
     while len(found) < 3:
@@ -141,7 +178,8 @@ def estimate(stopwatch: Stopwatch, plan: Plan) -> float | Failure:
 
 
 def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_above: float | None) -> Timing | Failure:
-    """Median of batches less the hand-over. Stops early when the first batch is clearly slower than ``cut_above`` (seconds).
+    """Median of batches less the hand-over. Stops early when the first batch is clearly slower than ``cut_above``
+    (seconds).
 
     Outputs of two batches, picked at random, are verified.
     """
@@ -157,10 +195,10 @@ def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_abo
     verified = set(random.SystemRandom().sample(range(plan.batches), min(2, plan.batches)))
     found: list[float] = []
     for i in range(plan.batches):
-        seconds = stopwatch.batch(calls)
-        if isinstance(seconds, Failure):
-            return seconds
-        found.append(max(seconds - overhead, 0.0) / calls)
+        batch = stopwatch.quiet_batch(calls)
+        if isinstance(batch, Failure):
+            return batch
+        found.append(max(batch.seconds - overhead, 0.0) / calls)
         if i in verified and (failure := stopwatch.verify(expected)) is not None:
             return failure
         if cut_above is not None and found[0] > CUT_RATIO * cut_above:

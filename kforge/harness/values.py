@@ -8,23 +8,7 @@ import numpy as np
 
 from kforge.core.dtypes import DType
 from kforge.operators.base import Bound
-
-_NUMPY = {
-    DType.F32: np.dtype(np.float32), DType.F16: np.dtype(np.float16), DType.BF16: np.dtype(np.uint16),
-    DType.I8: np.dtype(np.int8), DType.U8: np.dtype(np.uint8), DType.I32: np.dtype(np.int32), DType.I64: np.dtype(np.int64),
-}  # fmt: skip
-
-
-def numpy_dtype(dtype: DType) -> np.dtype:
-    """bfloat16 travels as its 16 bits."""
-    return _NUMPY[dtype]
-
-
-def to_float64(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """Exact values; bfloat16 from its bits."""
-    if dtype is DType.BF16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+from kforge.operators.numerics import widen
 
 
 @dataclass(frozen=True)
@@ -47,7 +31,9 @@ class Mismatch:
         )
 
 
-def _mismatch(name: str, wrong: np.ndarray, value: np.ndarray, expected: np.ndarray, bound: np.ndarray | None) -> Mismatch:
+def _mismatch(
+    name: str, wrong: np.ndarray, value: np.ndarray, expected: np.ndarray, bound: np.ndarray | None
+) -> Mismatch:
     at = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
     allowed = float(bound[at]) if bound is not None else 0.0
     return Mismatch(name, at, float(value[at]), float(expected[at]), allowed, int(wrong.sum()), wrong.size)
@@ -58,7 +44,7 @@ def beyond_bound(name: str, dtype: DType, value: np.ndarray, bound: Bound) -> Mi
 
     A reference of NaN asks for NaN, an infinite one for the same infinity; elsewhere the value must be finite.
     """
-    got = to_float64(value, dtype)
+    got = widen(value, dtype)
     finite = np.isfinite(bound.reference)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.abs(got - bound.reference)
@@ -80,6 +66,6 @@ def differing_bits(name: str, dtype: DType, value: np.ndarray, expected: np.ndar
     wrong = np.ascontiguousarray(value).view(bits) != np.ascontiguousarray(expected).view(bits)
     if not wrong.any():
         return None
-    got, want = to_float64(value, dtype), to_float64(expected, dtype)
+    got, want = widen(value, dtype), widen(expected, dtype)
     wrong &= ~(np.isnan(got) & np.isnan(want))
     return _mismatch(name, wrong, got, want, None) if wrong.any() else None

@@ -19,11 +19,15 @@ from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.trial import Failure, FailureClass
 from kforge.harness.binaries import clock, runner
-from kforge.harness.control import FAULT_EXIT, ControlPage, Fault, SharedMemory, State
+from kforge.harness.control import FAULT_EXIT, LOAD_EXIT, ControlPage, Fault, SharedMemory, State
 from kforge.harness.slots import SlotFile
 
 _REPLY_SECONDS = 60.0
 _DEATH_SECONDS = 10.0
+
+
+class HarnessError(KforgeError):
+    """The runner itself went away or could not do its work: never the candidate's fault."""
 
 
 class _Verb(IntEnum):
@@ -50,13 +54,15 @@ class ArenaSegment:
 class Zygote:
     """One runner process. Close it: its children die with it, and nothing of it is left."""
 
-    def __init__(self, arena_bytes: int, reserve_bytes: int, source: SharedMemory, segments: Sequence[ArenaSegment]) -> None:
+    def __init__(
+        self, arena_bytes: int, reserve_bytes: int, source: SharedMemory, segments: Sequence[ArenaSegment]
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [str(runner()), str(theirs.fileno())], env={}, cwd="/", pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         self._socket = ours
         self._socket.settimeout(_REPLY_SECONDS)
         self._deaths: dict[int, int] = {}
@@ -104,7 +110,7 @@ class Zygote:
         try:
             while pid not in self._deaths:
                 self._note(self._receive())
-        except (TimeoutError, KforgeError):
+        except (TimeoutError, HarnessError):
             return None
         finally:
             self._socket.settimeout(_REPLY_SECONDS)
@@ -128,19 +134,22 @@ class Zygote:
         try:
             socket.send_fds(self._socket, [data], list(files))
         except OSError as error:
-            raise KforgeError(f"the harness's runner went away: {error.strerror}") from error
+            raise HarnessError(f"the harness's runner went away: {error.strerror}") from error
 
     def _receive(self) -> list[int]:
-        data = self._socket.recv(4096)
+        try:
+            data = self._socket.recv(4096)
+        except ConnectionError:
+            data = b""
         if not data:
-            raise KforgeError(f"the harness's runner went away (status {self._process.poll()})")
+            raise HarnessError(f"the harness's runner went away (status {self._process.poll()})")
         return list(struct.unpack(f"<{len(data) // 8}q", data))
 
     def _note(self, words: list[int]) -> None:
         if words[0] == _Verb.DEAD:
             self._deaths[words[1]] = words[2]
         elif words[0] == _Verb.ERROR:
-            raise KforgeError(f"the harness's runner failed at step {_Verb(words[2]).name}: {os.strerror(words[1])}")
+            raise HarnessError(f"the harness's runner failed at step {_Verb(words[2]).name}: {os.strerror(words[1])}")
 
     def _expect(self, verb: _Verb) -> list[int]:
         """The answer to a request; deaths that come before it are kept."""
@@ -148,7 +157,7 @@ class Zygote:
             try:
                 words = self._receive()
             except TimeoutError as error:
-                raise KforgeError("the harness's runner did not answer: is the machine overloaded?") from error
+                raise HarnessError("the harness's runner did not answer: is the machine overloaded?") from error
             if words[0] == verb:
                 return words
             self._note(words)
@@ -164,20 +173,23 @@ class Child:
         self.page = ControlPage.from_buffer(control.map)
         self._address = ctypes.addressof(self.page)
         self._buried = False
+        self._schedstats: list[str] = []
 
     def wait_ready(self, seconds: float = 20.0) -> Failure | None:
-        state = clock().kf_harness_wait_start(self._address, int(seconds * 1e9))
-        if state == State.READY:
+        if clock().kf_harness_wait_start(self._address, int(seconds * 1e9)) == State.READY:
+            self._schedstats = [f"/proc/{self.pid}/task/{t}/schedstat" for t in os.listdir(f"/proc/{self.pid}/task")]
             return None
-        message = bytes(self.page.message).decode(errors="replace")
         status = self._zygote.death_status(self.pid, kill=True)
         self._buried = True
-        if state == State.LOAD_FAILED:
+        message = bytes(self.page.message).split(b"\0")[0].decode(errors="replace")
+        if status is not None and os.waitstatus_to_exitcode(status) == LOAD_EXIT:
             return Failure(FailureClass.LOAD, f"the loader refused the kernel: {message}")
-        return Failure(FailureClass.HARNESS, f"a child did not start (state {state}, wait status {status})")
+        return Failure(FailureClass.HARNESS, f"a child did not start: {message or f'wait status {status}'}")
 
     def call(self, seconds: float) -> float | Failure:
-        """Seconds from hand-over to completion on this process's clock, or why there are none. The child is gone then."""
+        """Seconds from hand-over to completion on this process's clock, or why there are none. The child is gone
+        then.
+        """
         nanoseconds = clock().kf_harness_call(self._address, int(seconds * 1e9))
         if nanoseconds >= 0:
             return nanoseconds * 1e-9
@@ -187,6 +199,14 @@ class Child:
             return Failure(FailureClass.TIMEOUT, f"the kernel did not come back within {seconds:.3g} s")
         status = self._zygote.death_status(self.pid, kill=False)
         return self._death(status)
+
+    def waited_seconds(self) -> float:
+        """How long the child's threads have waited for a processor in all: the kernel's word, not the child's."""
+        waited = 0
+        for file in self._schedstats:
+            with contextlib.suppress(OSError), open(file, encoding="ascii") as text:
+                waited += int(text.read().split()[1])
+        return waited * 1e-9
 
     def _death(self, status: int | None) -> Failure:
         if status is not None and os.WIFSIGNALED(status):
@@ -209,7 +229,7 @@ class Child:
 
     def close(self) -> None:
         if not self._buried:
-            with contextlib.suppress(KforgeError):  # the runner has gone, and took the child with it
+            with contextlib.suppress(HarnessError):  # the runner has gone, and took the child with it
                 self._zygote.death_status(self.pid, kill=True)
             self._buried = True
         del self.page

@@ -1,0 +1,108 @@
+"""The runner's processes: what they may do, what they share, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from harness_kernels import WORKLOAD, after, candidate
+
+from kforge.backends.cpp.admission import admit
+from kforge.backends.cpp.build import build
+from kforge.core.image import Image, Segment
+from kforge.core.target import Target
+from kforge.core.trial import Artifact, FailureClass
+from kforge.harness import Harness
+from kforge.harness.process import Process
+from kforge.harness.session import Session, TimedInputs, rotation_copies
+from kforge.operators import get
+from kforge.operators.base import Role
+
+
+def image_of(target: Target) -> Image:
+    artifact = build(candidate(), target)
+    assert isinstance(artifact, Artifact)
+    image = admit(artifact.data)
+    assert isinstance(image, Image)
+    return image
+
+
+@pytest.fixture(scope="module")
+def session(target: Target) -> Session:
+    timed = TimedInputs(get("linear"), WORKLOAD, 1, target.llc_bytes)
+    with Session(timed, (), sorted(os.sched_getaffinity(0))[:2]) as made:
+        yield made
+    timed.close()
+
+
+def test_a_child_is_locked_down_before_the_kernel_runs(session: Session, target: Target) -> None:
+    process = session.start(image_of(target))
+    assert isinstance(process, Process)
+    try:
+        for task in Path(f"/proc/{process.child.pid}/task").iterdir():
+            seen = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            assert seen["Seccomp"] == "2" and seen["NoNewPrivs"] == "1"
+            assert int(seen["CapEff"], 16) == int(seen["CapPrm"], 16) == 0
+            if os.geteuid() == 0:
+                assert set(seen["Uid"].split()) == {"65534"} and int(seen["CapBnd"], 16) == 0
+        if os.geteuid() == 0:  # otherwise the folder cannot be listed: the child is not dumpable
+            assert not list(Path(f"/proc/{process.child.pid}/fd").iterdir())
+            assert Path(f"/proc/{process.child.pid}/environ").read_bytes() == b""
+        assert os.getpgid(process.child.pid) == process.child.pid
+    finally:
+        process.close()
+
+
+def test_two_children_share_the_input_pages(session: Session, target: Target) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may read another user's page tables")
+    processes = [session.start(image_of(target)) for _ in range(2)]
+    try:
+        frames = []
+        for process in processes:
+            assert isinstance(process, Process)
+            with open(f"/proc/{process.child.pid}/pagemap", "rb") as pages:
+                pages.seek(session.zygote.arena_address // 4096 * 8)
+                frames.append(int.from_bytes(pages.read(8), "little") & ((1 << 55) - 1))
+        assert frames[0] == frames[1] != 0
+    finally:
+        for process in processes:
+            assert isinstance(process, Process)
+            process.close()
+
+
+def test_a_damaged_image_is_refused_by_the_loader(session: Session) -> None:
+    result = session.start(Image(1 << 30, -1, (Segment(0, b"\xc3", 4096, True),), ()))
+    assert not isinstance(result, Process)
+    assert result.kind is FailureClass.LOAD
+
+
+def test_streamed_tensors_rotate_beyond_the_last_level_cache(target: Target) -> None:
+    specs = [spec for spec in get("linear").tensors(WORKLOAD) if spec.role is Role.IN]
+    weight = next(spec for spec in specs if spec.name == "w")
+    assert rotation_copies(specs, target.llc_bytes) * weight.bytes >= 2 * target.llc_bytes
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_nothing_is_left_behind(target: Target, threads: int) -> None:
+    processes, files = children(), len(os.listdir("/proc/self/fd"))
+    with Harness(target, threads) as harness:
+        assert harness.evaluate(candidate(), WORKLOAD).ok
+        assert not harness.evaluate(after("*(volatile int *)0 = 1;"), WORKLOAD).ok
+        zygote = (children() - processes).pop()
+        assert not Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+    assert children() == processes
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_a_runner_that_goes_away_costs_one_trial(target: Target, threads: int) -> None:
+    with Harness(target, threads) as harness:
+        assert harness.evaluate(candidate(), WORKLOAD).ok
+        os.kill(harness._session(WORKLOAD).zygote.pid, 9)
+        lost = harness.evaluate(candidate(), WORKLOAD)
+        assert lost.failure is not None and lost.failure.kind is FailureClass.HARNESS
+        assert harness.evaluate(candidate(), WORKLOAD).ok
