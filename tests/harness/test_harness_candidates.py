@@ -96,7 +96,5 @@ def test_the_first_wrong_element_is_named(harness: Harness) -> None:
 
 
 def test_a_clearly_slower_candidate_is_cut_after_one_batch(harness: Harness) -> None:
-    best = harness.evaluate(candidate(), WORKLOAD)
-    assert best.timing is not None
-    trial = harness.evaluate(candidate(RIGHT + "// again"), WORKLOAD, cut_above=best.timing.seconds / 50)
+    trial = harness.evaluate(candidate(), WORKLOAD, cut_above=1e-9)
     assert trial.timing is not None and trial.timing.batches == 1
