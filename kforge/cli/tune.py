@@ -35,8 +35,8 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Tune a model's kernels on this machine, store the winners, and decode with and without them."""
-    from kforge.models.fetch import resolve
     from kforge.models import load
+    from kforge.models.fetch import resolve
     from kforge.registry.database import Registry
     from kforge.targets.files import load_target
     from kforge.tuner.journal import Event, RunFolder
