@@ -101,10 +101,10 @@ def _print(model: str, engines: dict[str, Engine], comparison: Comparison, act: 
         if name == "none":
             continue
         used = Table(title=f"kernels of '{name}'")
-        for column in ("problem", "kernel", "template", "tier", "calls"):
-            used.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
+        for column in ("first call", "kernel", "template", "tier", "calls"):
+            used.add_column(column, justify="right" if column == "calls" else "left", no_wrap=column == "kernel")
         for use in one.kernels_used():
-            used.add_row(use.problem, use.hash, use.template, use.tier, str(use.calls))
+            used.add_row(use.label, use.hash, use.template, use.tier, str(use.calls))
         console.print(used)
 
 
