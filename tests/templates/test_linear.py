@@ -57,7 +57,8 @@ def test_bits_equal_the_order_specification_for_any_tokens_and_threads(case: Cas
     skip_unless_it_runs_here(case.template, problem)
     kernel = compiled(case.template, problem)
     for tokens, threads, distribution in [(1, 2, Distribution.NORMAL), (1, 1, Distribution.TINY),
-                                          (5, 3, Distribution.HEAVY_TAIL), (37, 2, Distribution.CANCEL)]:
+                                          (5, 3, Distribution.HEAVY_TAIL), (37, 2, Distribution.CANCEL),
+                                          (67, 2, Distribution.NORMAL)]:
         assert_exact(kernel, problem, tokens, threads, distribution)
 
 
@@ -85,13 +86,12 @@ def test_bits_of_every_format(name: str, weight: WeightFormat) -> None:
     for act in ("a8", "f32"):
         if (act == "a8" and not weight.quantized) or (name != "portable" and not name.startswith(act)):
             continue
-        for epilogue, bias, rows, N in [("none", 1, 16, 50), ("residual", 0, 64, 130), ("silu_gate", 1, 32, 120)]:
-            problem = problem_of(weight, 768, N, rows, epilogue, bias, act)
+        for epilogue, bias, rows, N in [("residual", 1, 64, 70), ("silu_gate", 0, 32, 72)]:
+            problem = problem_of(weight, 512, N, rows, epilogue, bias, act)
             skip_unless_it_runs_here(name, problem)
             kernel = compiled(name, problem)
-            for tokens in (1, 2, 3, 7, 16, 33, 130):
-                for threads in (1, 2, 5):
-                    assert_exact(kernel, problem, tokens, threads, Distribution.NORMAL)
+            for tokens, threads in [(1, 2), (2, 1), (7, 3), (16, 2), (33, 1), (70, 2)]:
+                assert_exact(kernel, problem, tokens, threads, Distribution.NORMAL)
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_bits_do_not_depend_on_parameters(name: str) -> None:
     problem = problem_of("q4_0", 160, 96, 32, "silu_gate", 0, name.split("_", 1)[0])
     skip_unless_it_runs_here(name, problem)
     space = template.space(problem, target)
-    for params in space[:: max(1, len(space) // 12)]:
+    for params in space[:: max(1, len(space) // 6)]:
         kernel = compiled(name, problem, **params)
         for tokens in (1, 6, 53):
             assert_exact(kernel, problem, tokens, 2, Distribution.HEAVY_TAIL)
