@@ -9,9 +9,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound, TemplateSyntaxError, meta
+from jinja2 import BaseLoader, BytecodeCache, Environment, StrictUndefined, TemplateNotFound, TemplateSyntaxError, meta
+from jinja2.bccache import Bucket
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.sandbox import SandboxedEnvironment
 
@@ -48,9 +50,27 @@ class _Loader(BaseLoader):
             raise TemplateNotFound(template, f"cannot read '{template}': {error}") from None
 
 
+class _Compiled(BytecodeCache):
+    """Compiled templates in memory, found by name and the source's checksum: never stale."""
+
+    def __init__(self) -> None:
+        self._code: dict[tuple[str, str], CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._code.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        if bucket.code is not None:
+            self._code[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = _Compiled()
+
+
 def environment(root: Path) -> SandboxedEnvironment:
     """The environment of template bodies. Without ``random``: rendering is a function of its arguments."""
-    env = SandboxedEnvironment(loader=_Loader(root), undefined=StrictUndefined, autoescape=False)
+    env = SandboxedEnvironment(loader=_Loader(root), undefined=StrictUndefined, autoescape=False,
+                             bytecode_cache=_COMPILED)
     del env.filters["random"]
     del env.globals["lipsum"]
     return env
