@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
@@ -42,19 +43,22 @@ class TaskSearch:
         self._seeds = [p for p in dict.fromkeys(seeds) if p in space]
         self._turn = itertools.cycle(self.buckets)
         self._distributions = _distributions(space)
-        sampler = optuna.samplers.TPESampler(
-            seed=seed,
-            multivariate=True,
-            group=True,
-            constant_liar=True,
-            n_startup_trials=min(10, len(space.points) // 4 + 1),
-        )
         self._studies = {
             bucket: optuna.create_study(
-                storage=storage, sampler=sampler, study_name=f"{space.task.problem.key} @ {bucket}", load_if_exists=True
+                storage=storage,
+                sampler=self._sampler(seed + n),
+                study_name=f"{space.task.problem.key} @ {bucket}",
+                load_if_exists=True,
             )
-            for bucket in self.buckets
+            for n, bucket in enumerate(self.buckets)
         }
+
+    def _sampler(self, seed: int) -> optuna.samplers.TPESampler:
+        """One per study: a grouped sampler keeps the search space of the study that it first saw."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate and group
+            startup = min(10, len(self.space.points) // 4 + 1)
+            return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
 
     @property
     def exhausted(self) -> bool:
