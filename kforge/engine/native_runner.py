@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +20,7 @@ from kforge.models.roles import Matrix, roles_of, shape_of
 from kforge.native import Kernel, Program, Team
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
+class _Point(NamedTuple):
     """What programs are looked up by. Context is rounded up to a power of two, or every step would be a new point."""
 
     tokens: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from kforge.core.errors import KforgeError
 
@@ -74,8 +75,7 @@ class Sequence:
         return self.tokens[self.prompt_length :]
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One new token of one sequence. ``text`` is what became printable by it (complete UTF-8, no stop string)."""
 
     sequence: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ class StepLimits:
         return -(-self.context // self.page_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(NamedTuple):
     """Dynamic axes of one step: T tokens of S sequences, R of which are sampled; the longest context in positions."""
 
     tokens: int
