@@ -1,0 +1,195 @@
+"""The model in ``transformers``, from kforge's dequantised weights: in float64 as the truth, in float32 as the peer.
+
+``transformers`` computes norms and rotary tables in float32 whatever the model's type. The truth replaces both by the
+same formulas in float64; the peer is left as it comes.
+
+GGUF files of the llama family keep q and k rows permuted (pairs adjacent), ``transformers`` wants halves: rows are
+permuted on loading, and what is recorded is permuted back, so that it can be fed to kforge's operators.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
+from transformers.utils import logging
+
+from kforge.core.errors import KforgeError
+from kforge.models.config import ModelConfig, RopeScaling, RopeStyle
+from kforge.models.model import Model
+from kforge.models.roles import Matrix, Vector
+
+_LAYER: dict[Matrix | Vector, str] = {
+    Vector.ATTN_NORM: "input_layernorm", Matrix.Q: "self_attn.q_proj", Matrix.K: "self_attn.k_proj",
+    Matrix.V: "self_attn.v_proj", Matrix.O: "self_attn.o_proj", Vector.FFN_NORM: "post_attention_layernorm",
+    Matrix.GATE: "mlp.gate_proj", Matrix.UP: "mlp.up_proj", Matrix.DOWN: "mlp.down_proj",
+}
+logging.set_verbosity_error()
+
+
+def to_halves(x: np.ndarray, head_dim: int) -> np.ndarray:
+    """Heads along axis 0 with adjacent pairs (2i, 2i+1) -> pairs (i, i + D/2)."""
+    heads = x.reshape(-1, head_dim // 2, 2, *x.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(x.shape)
+
+
+def to_pairs(x: np.ndarray, head_dim: int) -> np.ndarray:
+    """The inverse, along the last axis of activations [T, heads * D]."""
+    heads = x.reshape(x.shape[0], -1, 2, head_dim // 2)
+    return np.ascontiguousarray(heads.swapaxes(2, 3)).reshape(x.shape)
+
+
+def truth(model: Model) -> LlamaForCausalLM:
+    """In float64 throughout."""
+    made = _loaded(model, torch.float64, "recorded")
+    for layer in made.model.layers:
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            setattr(layer, name, _WideNorm(getattr(layer, name)))
+    made.model.norm = _WideNorm(made.model.norm)
+    made.model.rotary_emb = _WideRotary(model.config)
+    return made
+
+
+def peer(model: Model) -> LlamaForCausalLM:
+    """In float32, as ``transformers`` comes."""
+    return _loaded(model, torch.float32, "sdpa")
+
+
+def logits(made: LlamaForCausalLM, tokens: list[int]) -> np.ndarray:
+    """[T, V] in the model's own type."""
+    with torch.inference_mode():
+        return made(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTrace:
+    """float64 [T, n] between a layer's operators; heads in the file's order."""
+
+    x: np.ndarray
+    attn_norm: np.ndarray
+    qkv: np.ndarray
+    q: np.ndarray  # rotated
+    k: np.ndarray  # rotated
+    v: np.ndarray
+    attention: np.ndarray
+    after_attention: np.ndarray  # the residual stream
+    ffn_norm: np.ndarray
+    ff: np.ndarray  # silu(gate) * up
+    out: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Everything that the operators of one pass take and give. ``embedded`` is the first layer's input."""
+
+    layers: tuple[LayerTrace, ...]
+    final_norm: np.ndarray
+    logits: np.ndarray
+
+    @property
+    def embedded(self) -> np.ndarray:
+        return self.layers[0].x
+
+
+def trace(made: LlamaForCausalLM, tokens: list[int]) -> Trace:
+    """One pass of ``truth``'s model with every module's input and output kept."""
+    kept: dict[str, np.ndarray] = {}
+    hooks = []
+
+    def keep(name: str, _module: torch.nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if given:
+            kept[name + ".in"] = given[0][0].numpy()
+        kept[name + ".out"] = (output[0] if output.dim() == 3 else output).numpy()
+
+    for name, module in made.named_modules():
+        if isinstance(module, torch.nn.Linear | _WideNorm) or name.endswith(tuple(f"layers.{i}" for i in range(1000))):
+            hooks.append(module.register_forward_hook(functools.partial(keep, name)))
+    rotated: list[torch.Tensor] = []
+    made.model.recorded = rotated
+    for layer in made.model.layers:
+        layer.self_attn.recorded = rotated
+    try:
+        result = logits(made, tokens)
+    finally:
+        for layer in made.model.layers:
+            layer.self_attn.recorded = None
+        for hook in hooks:
+            hook.remove()
+    d = made.config.head_dim
+    layers = []
+    for i in range(len(made.model.layers)):
+        at = f"model.layers.{i}."
+        q, k = (to_pairs(t[0].transpose(0, 1).flatten(1).numpy(), d) for t in rotated[2 * i : 2 * i + 2])
+        v = kept[at + "self_attn.v_proj.out"]
+        parts = [to_pairs(kept[at + f"self_attn.{n}_proj.out"], d) for n in "qk"]
+        layers.append(LayerTrace(
+            kept[at + "input_layernorm.in"], kept[at + "input_layernorm.out"], np.concatenate([*parts, v], 1), q, k, v,
+            kept[at + "self_attn.o_proj.in"], kept[at + "post_attention_layernorm.in"],
+            kept[at + "post_attention_layernorm.out"], kept[at + "mlp.down_proj.in"], kept[at[:-1] + ".out"]))
+    return Trace(tuple(layers), kept["model.norm.out"], result)
+
+
+def _loaded(model: Model, dtype: torch.dtype, attention: str) -> LlamaForCausalLM:
+    c = model.config
+    if c.rope.style is not RopeStyle.NORM or c.rope.scaling is not RopeScaling.NONE or c.rope.divisors:
+        raise KforgeError("The accuracy bench knows GGUF files of the llama family without rope scaling.")
+    config = LlamaConfig(
+        vocab_size=c.vocab, hidden_size=c.hidden, intermediate_size=c.intermediate, num_hidden_layers=c.layers,
+        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim,
+        max_position_embeddings=c.context_length, rms_norm_eps=c.rms_eps, tie_word_embeddings=c.tied_head,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta}, attention_bias=c.qkv_bias)
+    config._attn_implementation = attention
+    with no_init_weights():  # every weight is loaded below
+        made = LlamaForCausalLM(config).to(dtype).eval()
+    state = {"model.embed_tokens.weight": model.tensor(Matrix.EMBED).dequantize(),
+             "model.norm.weight": model.tensor(Vector.FINAL_NORM),
+             "lm_head.weight": model.tensor(Matrix.HEAD).dequantize()}
+    for layer in range(c.layers):
+        for role, name in _LAYER.items():
+            stored = model.tensor(role, layer)
+            values = stored if isinstance(stored, np.ndarray) else stored.dequantize()
+            if role in (Matrix.Q, Matrix.K):
+                values = to_halves(values, c.head_dim)
+            state[f"model.layers.{layer}.{name}.weight"] = values
+    made.load_state_dict({name: torch.from_numpy(np.array(v)).to(dtype) for name, v in state.items()})
+    return made
+
+
+class _WideNorm(torch.nn.Module):
+    """RMSNorm in the type of its input."""
+
+    def __init__(self, narrow: torch.nn.Module) -> None:
+        super().__init__()
+        self.weight, self.eps = narrow.weight, narrow.variance_epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class _WideRotary(torch.nn.Module):
+    """cos and sin of float64 angles, [1, T, D], both halves alike."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.frequencies = torch.tensor(config.rope.frequencies(config.head_dim), dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = position_ids[..., None].double() * self.frequencies.repeat(2)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def _recorded_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                        mask: torch.Tensor | None, *, scaling: float, **_: object) -> tuple[torch.Tensor, None]:
+    """Causal attention of one whole text that keeps its rotated q and k ([1, heads, T, D])."""
+    if getattr(module, "recorded", None) is not None:
+        module.recorded += [query, key]
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("recorded", _recorded_attention)
