@@ -2,8 +2,8 @@
 
     python bench/roofline.py [MODEL] [--batch 1,8] [--context 512] [--prefill 512] [--json roofline.json]
 
-Each workload is timed through the harness (weights streamed from memory, activations hot, as in the engine), between two
-readings of the bandwidth; its limit is drawn with their mean and with peaks measured at the start. ``share`` is limit
+Each workload is timed through the harness (weights streamed from memory, activations hot, as in the engine), between
+two readings of the bandwidth; its limit is drawn with their mean and with peaks measured at the start. ``share`` is limit
 over time: 100 % is the roofline. Workloads whose data stays in cache have no streamed bytes and are bounded by
 arithmetic alone, so their share says little.
 """
@@ -18,6 +18,7 @@ from measuring import Stat, write_json
 from rich.console import Console
 from rich.table import Table
 
+from kforge.core.layout import DEFAULT_ROWS
 from kforge.core.target import Target
 from kforge.core.workload import Workload
 from kforge.engine.engine import PAGE_TOKENS
@@ -70,7 +71,7 @@ def one(workload: Workload, which: str, harness: Harness, target: Target, probe:
 
 def settled_rows(task: Task, target: Target) -> int:
     found = open_snapshot().settled(task.problem, target.identity)
-    return found.rows if found and found.rows else 32
+    return found.rows if found and found.rows else DEFAULT_ROWS
 
 
 def main() -> None:
@@ -112,7 +113,8 @@ def main() -> None:
                               str(row["bound_by"]), f"{speed.median / 1e9:.1f}")  # type: ignore[attr-defined]
     console.print(table)
     peaks = {name: peak.value for name, peak in target.peaks}
-    write_json(args.json, "bench/roofline.py", {"model": args.model, "threads": threads, "peaks": peaks, "rows": results})
+    figures = {"model": args.model, "threads": threads, "peaks": peaks, "rows": results}
+    write_json(args.json, "bench/roofline.py", figures)
 
 
 if __name__ == "__main__":

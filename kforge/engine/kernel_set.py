@@ -12,6 +12,7 @@ from kforge.backends.cpp.build import build
 from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.kernel import Tier
+from kforge.core.layout import DEFAULT_ROWS
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, Failure, NumericsClass
 from kforge.core.workload import Problem
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from kforge.registry.snapshot import Snapshot
     from kforge.registry.store import Store
 
-DEFAULT_ROWS = 32
 
 
 @dataclass(frozen=True)

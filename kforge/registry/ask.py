@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import Answer
+from kforge.core.layout import DEFAULT_ROWS
 from kforge.core.target import Target
 from kforge.core.workload import Attr, Problem
 from kforge.registry.lookup import Asker, lookup
@@ -44,7 +45,7 @@ def siblings(target: Target) -> tuple[str, ...]:
 def ask(snapshot: Snapshot, operator: str, axes: Mapping[str, Attr], target: str | Target = "host") -> Answer:
     """Look up ``operator`` with static attributes and dynamic axes in one mapping.
 
-    A missing ``rows`` of a packed weight is the layout that was chosen for it on this target (32 when never tuned).
+    A missing ``rows`` of a packed weight is the layout that was chosen for it on this target (the default when never tuned).
     """
     from kforge.operators import get
     from kforge.targets.files import load_target
@@ -64,5 +65,5 @@ def ask(snapshot: Snapshot, operator: str, axes: Mapping[str, Attr], target: str
         )
     if "rows" in contract.static_axes and "rows" not in static:
         settled = snapshot.settled(Problem.of(operator, **static), hardware.identity)
-        static["rows"] = settled.rows if settled else 32
+        static["rows"] = settled.rows if settled and settled.rows else DEFAULT_ROWS
     return lookup(snapshot, Problem.of(operator, **static), dynamic, asker(hardware), contract.bucket)

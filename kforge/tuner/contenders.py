@@ -13,6 +13,7 @@ from kforge.backends import templates
 from kforge.backends.cpp.build import build
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, Tier
+from kforge.core.layout import DEFAULT_ROWS
 from kforge.core.paths import shipped
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, NumericsClass
@@ -23,7 +24,6 @@ from kforge.registry.snapshot import Snapshot
 from kforge.registry.store import Store
 
 HAND = "hand"  # the proposer of kernels that people write
-DEFAULT_ROWS = 32
 _SOURCES = (".cc", ".cpp", ".cxx")
 _PARTS = "cpp/common"  # what templates may include
 

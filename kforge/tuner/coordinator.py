@@ -26,7 +26,6 @@ from kforge.tuner.progress import Watcher
 from kforge.tuner.search import TaskSearch, open_storage
 
 BATCH = 4  # points that are built side by side
-DEFAULT_ROWS = 32
 
 
 @dataclass
@@ -116,7 +115,7 @@ class Coordinator:
         storage = open_storage(self.folder.path)
         efforts: list[Effort] = []
         seconds: dict[str, float] = {}
-        defaults = {s.task.problem: s.default(_default_rows(s)) for s in spaces if s.points}
+        defaults = {s.task.problem: s.default(s.default_rows) for s in spaces if s.points}
         measurer.prebuild([s.render(defaults[s.task.problem], "default") for s in spaces if s.points])
         for space in spaces:
             if not space.points:
@@ -227,10 +226,6 @@ class Coordinator:
                 continue
             accepted += finals.settle(effort.space, effort.search, effort.weights)
         return accepted
-
-
-def _default_rows(space: Space) -> int:
-    return DEFAULT_ROWS if space.task.packed else 0
 
 
 def open_snapshot_of(registry: Registry):

@@ -53,7 +53,7 @@ class Finals:
 
     def settle(self, space: Space, search: TaskSearch, weights: dict[str, float]) -> list[KernelRecord]:
         """Choose the layout, judge each bucket's finalists, store winners, and write down that the task is settled."""
-        rows = search.best_rows(weights)
+        rows = search.best_rows(weights, space.default_rows)
         self._folder.write(Event.LAYOUT, {"task": space.task.problem.key, "rows": rows})
         accepted = []
         for bucket in space.task.buckets:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kforge.backends.templates import Template
+from kforge.core.layout import DEFAULT_ROWS
 from kforge.core.target import Target
 from kforge.core.trial import Candidate
 from kforge.core.workload import Attr, attrs, stable_hash
@@ -56,6 +57,11 @@ class Space:
     def __contains__(self, point: Point) -> bool:
         return point in self._index
 
+    @property
+    def default_rows(self) -> int:
+        """The panel height that serves untuned; 0 where there is no packed weight."""
+        return DEFAULT_ROWS if self.task.packed else 0
+
     def default(self, rows: int) -> Point:
         """What serves untuned in this layout: the most capable template that fits, at its defaults."""
         mine = [p for p in self.defaults if p.rows == rows]
@@ -65,13 +71,8 @@ class Space:
         template = self._templates[point.template, point.rows]
         return template.render(self.task.at(point.rows), self.target, dict(point.params), proposer=proposer)
 
-    def nearest(self, wanted: Point, taken: set[Point]) -> Point | None:
-        """The legal point not in ``taken`` that differs least from ``wanted``; None when all are taken."""
-        free = [p for p in self.points if p not in taken]
-        return min(free, key=lambda p: _difference(p, wanted), default=None)
 
-
-def _difference(a: Point, b: Point) -> float:
+def difference(a: Point, b: Point) -> float:
     """Number of coordinates that differ, another template weighing most."""
     mine, other = dict(a.params), dict(b.params)
     unequal = sum(mine.get(k) != other.get(k) for k in mine.keys() | other.keys())

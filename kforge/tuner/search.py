@@ -20,9 +20,12 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from kforge.core.workload import Attr
-from kforge.tuner.points import Point, Space
+from kforge.tuner.points import Point, Space, difference
 
 POINT = "kforge_point"  # user attribute that names the point a trial stands for
+FAR_BEHIND = 1.5  # times the best: more than any parameter of a template has been seen to make up
+FAILURES = 3  # points that may fail before a template of which none ran is given up
+LAYOUT_GAIN = 0.03  # what another layout must promise: search timings, which no judge has confirmed, are noisy
 
 
 def open_storage(folder: Path) -> JournalStorage:
@@ -42,6 +45,7 @@ class TaskSearch:
         self.measured: dict[Point, dict[str, float]] = {}
         self._seeds = [p for p in dict.fromkeys(seeds) if p in space]
         self._turn = itertools.cycle(self.buckets)
+        self._dropped: set[str] = set()
         self._distributions = _distributions(space)
         self._studies = {
             bucket: optuna.create_study(
@@ -62,13 +66,13 @@ class TaskSearch:
 
     @property
     def exhausted(self) -> bool:
-        return len(self.measured) >= len(self.space.points)
+        return not self._seeds and all(p in self.measured or p.template in self._dropped for p in self.space.points)
 
     def propose(self, count: int) -> list[Point]:
-        """Up to ``count`` new points: seeds first, then all that is left of a tiny space, then Optuna's."""
+        """Up to ``count`` new points: seeds first, then Optuna's, or all that is left of a tiny space."""
         proposed: list[Point] = []
         taken = set(self.measured)
-        while len(proposed) < count and len(taken) < len(self.space.points):
+        while len(proposed) < count:
             point = self._next(taken)
             if point is None:
                 break
@@ -81,11 +85,24 @@ class TaskSearch:
             seed = self._seeds.pop(0)
             if seed not in taken:
                 return seed
+        self._drop_slow_templates()
+        live = [p for p in self.space.points if p.template not in self._dropped and p not in taken]
+        if not live:
+            return None
         study = self._studies[next(self._turn)]
         trial = study.ask()
         wanted = self._suggested(trial)
         study.tell(trial, state=TrialState.FAIL)  # the real outcome is told for the point that is really measured
-        return self.space.nearest(wanted, taken)
+        return min(live, key=lambda p: difference(p, wanted))
+
+    def _drop_slow_templates(self) -> None:
+        """A template that is far behind in every bucket at its own best so far gets no more of the time."""
+        best = {b: min((s[b] for s in self.measured.values() if b in s), default=math.inf) for b in self.buckets}
+        for template in {p.template for p in self.measured} - self._dropped:
+            own = [s for p, s in self.measured.items() if p.template == template]
+            hopeful = any(s[b] < FAR_BEHIND * best[b] for s in own for b in s)
+            if not hopeful and (any(own) or len(own) >= FAILURES):
+                self._dropped.add(template)
 
     def _suggested(self, trial: optuna.Trial) -> Point:
         templates = sorted({p.template for p in self.space.points})
@@ -119,8 +136,11 @@ class TaskSearch:
             state=TrialState.COMPLETE if seconds else TrialState.FAIL,
         )
 
-    def best_rows(self, weights: dict[str, float]) -> int:
-        """The layout with the least weighted time, each bucket at its own best point in that layout."""
+    def best_rows(self, weights: dict[str, float], default: int) -> int:
+        """The layout with the least weighted time, each bucket at its own best point in that layout.
+
+        ``default`` stays unless another promises ``LAYOUT_GAIN`` or more.
+        """
 
         def cost(rows: int) -> float:
             return sum(
@@ -128,7 +148,9 @@ class TaskSearch:
                 for b, w in weights.items()
             )
 
-        return min(sorted({p.rows for p in self.measured}), key=cost)
+        choices = sorted({p.rows for p in self.measured})
+        best = min(choices, key=cost)
+        return default if default in choices and cost(best) > (1 - LAYOUT_GAIN) * cost(default) else best
 
     def ranking(self, bucket: str, rows: int) -> list[Point]:
         """Points in one layout by their time in one bucket, fastest first."""

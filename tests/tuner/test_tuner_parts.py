@@ -159,8 +159,24 @@ def test_the_layout_is_chosen_over_all_buckets_together(space, tmp_path):
     search = TaskSearch(space, open_storage(tmp_path), ["a", "b"], [])
     search.tell(space.default(16), {"a": 1e-5, "b": 9e-5})
     search.tell(space.default(32), {"a": 2e-5, "b": 2e-5})
-    assert search.best_rows({"a": 1.0, "b": 1.0}) == 32
-    assert search.best_rows({"a": 1.0, "b": 0.0}) == 16
+    assert search.best_rows({"a": 1.0, "b": 1.0}, default=16) == 32
+    assert search.best_rows({"a": 1.0, "b": 0.0}, default=32) == 16
+
+
+def test_another_layout_needs_more_than_noise(space, tmp_path):
+    search = TaskSearch(space, open_storage(tmp_path), ["a"], [])
+    search.tell(space.default(16), {"a": 0.99e-5})
+    search.tell(space.default(32), {"a": 1.00e-5})
+    assert search.best_rows({"a": 1.0}, default=32) == 32
+
+
+def test_a_template_far_behind_in_every_bucket_gets_no_more_time(space, tmp_path):
+    search = TaskSearch(space, open_storage(tmp_path), ["a", "b"], [])
+    slow = next(p for p in space.points if "portable" in p.template)
+    search.tell(space.default(32), {"a": 1e-5, "b": 1e-5})
+    search.tell(slow, {"a": 9e-5, "b": 9e-5})
+    for _ in range(10):
+        assert all(p.template != slow.template for p in search.propose(4))
 
 
 def test_a_bucket_is_judged_at_its_smallest_member_too():
