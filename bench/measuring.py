@@ -33,23 +33,38 @@ class Stat:
 
 def machine() -> dict[str, object]:
     """Facts that a reader needs to repeat a figure; no host name, no paths."""
-    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.processor())
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
     compilers = {}
     for name in ("g++", "clang++", "clang++-19"):
         try:
-            compilers[name] = subprocess.run([name, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
+            compilers[name] = subprocess.run(
+                [name, "--version"], capture_output=True, text=True, check=True
+            ).stdout.split("\n")[0]
         except (OSError, subprocess.CalledProcessError):
             continue
     versions = {name: metadata.version(name) for name in ("torch", "numpy", "optuna", "gguf")}
-    return {"cpu": model, "system": f"{platform.system()} {platform.release()}", "python": platform.python_version(),
-            "compilers": compilers, "versions": versions}
+    return {
+        "cpu": model,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "compilers": compilers,
+        "versions": versions,
+    }
 
 
 def write_json(path: Path | None, command: str, figures: dict[str, object]) -> None:
     """Figures with the machine and the command that made them; nothing when no path was given."""
     if path is not None:
-        path.write_text(json.dumps({"command": command, "machine": machine(), **figures}, indent=1, default=_plain) + "\n")
+        path.write_text(
+            json.dumps({"command": command, "machine": machine(), **figures}, indent=1, default=_plain) + "\n"
+        )
 
 
 def _plain(value: object) -> object:

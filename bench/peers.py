@@ -54,9 +54,13 @@ class Row:
 def rows_for(path: Path) -> list[Row]:
     """Rows whose single run lasts about a second for a model file of this size."""
     steps = 64 if weight_bytes(path) < 3e8 else 24
-    return [Row("batch 1", "decode", 1, 64, steps), Row("batch 4", "decode", 4, 64, steps // 2),
-            Row("batch 8", "decode", 8, 64, steps // 2), Row("batch 32", "decode", 32, 64, max(steps // 6, 4)),
-            Row("prefill 512", "prefill", 1, 0, 512)]
+    return [
+        Row("batch 1", "decode", 1, 64, steps),
+        Row("batch 4", "decode", 4, 64, steps // 2),
+        Row("batch 8", "decode", 8, 64, steps // 2),
+        Row("batch 32", "decode", 32, 64, max(steps // 6, 4)),
+        Row("prefill 512", "prefill", 1, 0, 512),
+    ]
 
 
 class Process:
@@ -65,8 +69,13 @@ class Process:
     def __init__(self, name: str, python: Path, driver: str, opening: dict[str, object]):
         env = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS")}
         self.name = name
-        self._child = subprocess.Popen([str(python), str(HERE / "drivers" / driver)], stdin=subprocess.PIPE,
-                                       stdout=subprocess.PIPE, text=True, env=env)
+        self._child = subprocess.Popen(
+            [str(python), str(HERE / "drivers" / driver)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
         self.opened = self.ask(opening)
 
     def ask(self, request: dict[str, object]) -> dict[str, object]:
@@ -94,9 +103,12 @@ def install(compiler: str, console: Console) -> Path | None:
     if not (env_dir / ".installed").exists():
         console.print(f"building llama.cpp with {compiler} (a few minutes, once)")
         subprocess.run([sys.executable, "-m", "venv", "--clear", env_dir], check=True)
-        package = PACKAGE.split("==")[0]
-        subprocess.run([python, "-m", "pip", "install", "-q", "--no-binary", package, PACKAGE], check=True,
-                       env={**os.environ, "CC": cc, "CXX": cxx, "CMAKE_ARGS": "-DGGML_NATIVE=ON"})
+        package = PACKAGE.split("==", maxsplit=1)[0]
+        subprocess.run(
+            [python, "-m", "pip", "install", "-q", "--no-binary", package, PACKAGE],
+            check=True,
+            env={**os.environ, "CC": cc, "CXX": cxx, "CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+        )
         (env_dir / ".installed").touch()
     return python
 
@@ -115,7 +127,9 @@ def model_path(name: str) -> Path:
     return path
 
 
-def compare(path: Path, rows: list[Row], sides: list[Process], rounds: int, threads: int, console: Console) -> list[dict]:
+def compare(
+    path: Path, rows: list[Row], sides: list[Process], rounds: int, threads: int, console: Console
+) -> list[dict]:
     """Interleaved rounds: every side once a round, in alternating order, the bandwidth probed beside them."""
     results = []
     for row in rows:
@@ -139,10 +153,23 @@ def _figures(path: Path, row: Row, seconds: dict[str, list[float]], bandwidth: l
     ratio = Stat.of([p / k for p, k in zip(seconds[best], seconds["kforge"], strict=True)])
     tokens = {name: Stat.of([row.produced / s for s in times]) for name, times in seconds.items()}
     step_bytes = weight_bytes(path) * (row.tokens if row.mode == "decode" else 1)
-    share = {name: Stat.of([step_bytes / s / b for s, b in zip(times, bandwidth, strict=True)])
-             for name, times in seconds.items()} if row.mode == "decode" else {}
-    return {"model": path.stem, "row": row.name, "peer": best, "ratio": ratio, "tokens_per_second": tokens,
-            "share_of_bandwidth": share, "bandwidth": Stat.of(bandwidth)}
+    share = (
+        {
+            name: Stat.of([step_bytes / s / b for s, b in zip(times, bandwidth, strict=True)])
+            for name, times in seconds.items()
+        }
+        if row.mode == "decode"
+        else {}
+    )
+    return {
+        "model": path.stem,
+        "row": row.name,
+        "peer": best,
+        "ratio": ratio,
+        "tokens_per_second": tokens,
+        "share_of_bandwidth": share,
+        "bandwidth": Stat.of(bandwidth),
+    }
 
 
 def weight_bytes(path: Path) -> int:
@@ -152,8 +179,9 @@ def weight_bytes(path: Path) -> int:
 
 def _line(r: dict) -> str:
     share = r["share_of_bandwidth"].get("kforge")
-    return (f"{r['model']} {r['row']}: kforge / llama.cpp ({r['peer']}) = {r['ratio']}"
-            + (f", {100 * share.median:.0f} % of the measured bandwidth" if share else ""))
+    return f"{r['model']} {r['row']}: kforge / llama.cpp ({r['peer']}) = {r['ratio']}" + (
+        f", {100 * share.median:.0f} % of the measured bandwidth" if share else ""
+    )
 
 
 def print_table(results: list[dict], console: Console) -> None:
@@ -162,9 +190,16 @@ def print_table(results: list[dict], console: Console) -> None:
         table.add_column(column, justify="right" if column not in ("model", "row") else "left")
     for r in results:
         share = r["share_of_bandwidth"].get("kforge")
-        table.add_row(r["model"], r["row"], str(r["tokens_per_second"]["kforge"]), str(r["tokens_per_second"][r["peer"]]),
-                      r["peer"], str(r["ratio"]), f"{100 * share.median:.0f} %" if share else "",
-                      f"{r['bandwidth'].median / 1e9:.1f}")
+        table.add_row(
+            r["model"],
+            r["row"],
+            str(r["tokens_per_second"]["kforge"]),
+            str(r["tokens_per_second"][r["peer"]]),
+            r["peer"],
+            str(r["ratio"]),
+            f"{100 * share.median:.0f} %" if share else "",
+            f"{r['bandwidth'].median / 1e9:.1f}",
+        )
     console.print(table)
 
 
@@ -175,8 +210,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=load_target("host").cores)
     parser.add_argument("--kernels", default="tuned", choices=("default", "tuned"))
-    parser.add_argument("--peer-python", action="append", default=[], metavar="NAME=PYTHON",
-                        help="use this environment instead of building one")
+    parser.add_argument(
+        "--peer-python",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help="use this environment instead of building one",
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     console = Console()
@@ -187,9 +227,18 @@ def main() -> None:
     for name in args.models.split(","):
         path = model_path(name)
         rows = [r for r in rows_for(path) if not args.rows or r.name in args.rows.split(",")]
-        sides = [Process("kforge", Path(sys.executable), "kforge_driver.py",
-                         {"open": str(path), "threads": args.threads, "kernels": args.kernels})]
-        sides += [Process(n, p, "llama_cpp_driver.py", {"open": str(path), "threads": args.threads}) for n, p in pythons.items()]
+        sides = [
+            Process(
+                "kforge",
+                Path(sys.executable),
+                "kforge_driver.py",
+                {"open": str(path), "threads": args.threads, "kernels": args.kernels},
+            )
+        ]
+        sides += [
+            Process(n, p, "llama_cpp_driver.py", {"open": str(path), "threads": args.threads})
+            for n, p in pythons.items()
+        ]
         versions |= {s.name: s.opened for s in sides}
         results += compare(path, rows, sides, args.rounds, args.threads, console)
         for side in sides:

@@ -3,8 +3,8 @@
     python bench/roofline.py [MODEL] [--batch 1,8] [--context 512] [--prefill 512] [--json roofline.json]
 
 Each workload is timed through the harness (weights streamed from memory, activations hot, as in the engine), between
-two readings of the bandwidth; its limit is drawn with their mean and with peaks measured at the start. ``share`` is limit
-over time: 100 % is the roofline. Workloads whose data stays in cache have no streamed bytes and are bounded by
+two readings of the bandwidth; its limit is drawn with their mean and with peaks measured at the start. ``share`` is
+limit over time: 100 % is the roofline. Workloads whose data stays in cache have no streamed bytes and are bounded by
 arithmetic alone, so their share says little.
 """
 
@@ -46,8 +46,16 @@ def measured(target: Target, threads: int) -> Target:
     return dataclasses.replace(target, peaks=peaks)
 
 
-def one(workload: Workload, which: str, harness: Harness, target: Target, probe: BandwidthProbe, threads: int,
-        registry: Registry, rounds: int) -> dict[str, object]:
+def one(
+    workload: Workload,
+    which: str,
+    harness: Harness,
+    target: Target,
+    probe: BandwidthProbe,
+    threads: int,
+    registry: Registry,
+    rounds: int,
+) -> dict[str, object]:
     """One workload's row: time, limit and share, each over ``rounds``."""
     kernel = incumbent(which, workload, open_snapshot(), registry.store, target)
     cost = get(workload.problem.operator).cost(workload)
@@ -64,9 +72,17 @@ def one(workload: Workload, which: str, harness: Harness, target: Target, probe:
         seconds.append(trial.timing.seconds)
         speeds.append(bandwidth)
     assert limit is not None
-    return {"workload": workload.key, "count": workload.count, "kernel": kernel.candidate.hash, "serves": kernel.label,
-            "seconds": Stat.of(seconds), "share": Stat.of(shares), "bound_by": limit.bound_by,
-            "bandwidth": Stat.of(speeds), "streamed_bytes": cost.streamed_bytes}
+    return {
+        "workload": workload.key,
+        "count": workload.count,
+        "kernel": kernel.candidate.hash,
+        "serves": kernel.label,
+        "seconds": Stat.of(seconds),
+        "share": Stat.of(shares),
+        "bound_by": limit.bound_by,
+        "bandwidth": Stat.of(speeds),
+        "streamed_bytes": cost.streamed_bytes,
+    }
 
 
 def settled_rows(task: Task, target: Target) -> int:
@@ -92,8 +108,9 @@ def main() -> None:
     threads = args.threads or host.cores
     target = measured(host, threads)
     batches = tuple(int(b) for b in args.batch.split(","))
-    rows = workloads(load(resolve(args.model)), batches, (args.context,), args.prefill,
-                     StepOptions(page=PAGE_TOKENS, act=args.act))
+    rows = workloads(
+        load(resolve(args.model)), batches, (args.context,), args.prefill, StepOptions(page=PAGE_TOKENS, act=args.act)
+    )
     tasks = [t for t in plan(rows, lambda p, axes: get(p.operator).bucket(p, axes)) if args.only in t.problem.key]
     table = Table(title="time against the roofline, limits measured in the same run")
     for column in ("workload", "calls", "us", "share", "bound by", "GB/s then"):
@@ -108,9 +125,14 @@ def main() -> None:
                 results.append(row)
                 calls = " ".join(f"{mode}:{n:g}" for mode, n in bucket.calls)
                 seconds, share, speed = (row[k] for k in ("seconds", "share", "bandwidth"))
-                table.add_row(workload.key, calls, f"{1e6 * seconds.median:.1f}",  # type: ignore[attr-defined]
-                              f"{100 * share.median:.0f} ±{50 * share.spread * share.median:.0f} %",  # type: ignore[attr-defined]
-                              str(row["bound_by"]), f"{speed.median / 1e9:.1f}")  # type: ignore[attr-defined]
+                table.add_row(
+                    workload.key,
+                    calls,
+                    f"{1e6 * seconds.median:.1f}",  # type: ignore[attr-defined]
+                    f"{100 * share.median:.0f} ±{50 * share.spread * share.median:.0f} %",  # type: ignore[attr-defined]
+                    str(row["bound_by"]),
+                    f"{speed.median / 1e9:.1f}",
+                )  # type: ignore[attr-defined]
     console.print(table)
     peaks = {name: peak.value for name, peak in target.peaks}
     figures = {"model": args.model, "threads": threads, "peaks": peaks, "rows": results}

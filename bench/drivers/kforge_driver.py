@@ -26,7 +26,9 @@ class Driver:
         A decode run times the steps after every sequence has its first token, so all of them are full decode steps.
         """
         if mode == "prefill":
-            self.engine.add([self.token(p) for p in range(depth + tokens)], SamplingParams(max_tokens=1, ignore_eos=True))
+            self.engine.add(
+                [self.token(p) for p in range(depth + tokens)], SamplingParams(max_tokens=1, ignore_eos=True)
+            )
             computed = 0
             while computed < depth:  # a chunk is at most a step's budget, so depth must be a multiple of it
                 before = self.engine.stats.computed_tokens
@@ -66,8 +68,12 @@ def main() -> None:
             answer: dict[str, object] = {"version": "0.1.0"}
         elif "used" in request:
             assert driver is not None
-            answer = {"kernels": [{"label": k.label, "hash": k.hash, "calls": k.calls, "tier": k.tier}
-                                  for k in driver.engine.kernels_used()]}
+            answer = {
+                "kernels": [
+                    {"label": k.label, "hash": k.hash, "calls": k.calls, "tier": k.tier}
+                    for k in driver.engine.kernels_used()
+                ]
+            }
         else:
             assert driver is not None, "open a model first"
             answer = {"seconds": driver.run(**request)}

@@ -68,7 +68,7 @@ class Peer:
             self.decode(context, [(self.token(p), p, sequence, p == stop - 1) for p in range(start, stop)])
 
     def run(self, mode: str, batch: int, depth: int, tokens: int) -> float:
-        """Seconds for ``tokens`` prompt tokens of one sequence, or for ``tokens`` decode steps of ``batch`` sequences."""
+        """Seconds for ``tokens`` prompt tokens of one sequence, or as many decode steps of ``batch`` sequences."""
         context = self.context(batch, depth + tokens + 1)
         ll.llama_memory_clear(ll.llama_get_memory(context), False)
         for sequence in range(batch):
@@ -94,8 +94,10 @@ def main() -> None:
         request = json.loads(line)
         if "open" in request:
             peer = Peer(request["open"], request["threads"])
-            answer: dict[str, object] = {"version": ll.__version__,
-                                         "system": ll.llama_print_system_info().decode(errors="replace")}
+            answer: dict[str, object] = {
+                "version": ll.__version__,
+                "system": ll.llama_print_system_info().decode(errors="replace"),
+            }
         else:
             assert peer is not None, "open a model first"
             answer = {"seconds": peer.run(**request)}

@@ -45,7 +45,7 @@ def siblings(target: Target) -> tuple[str, ...]:
 def ask(snapshot: Snapshot, operator: str, axes: Mapping[str, Attr], target: str | Target = "host") -> Answer:
     """Look up ``operator`` with static attributes and dynamic axes in one mapping.
 
-    A missing ``rows`` of a packed weight is the layout that was chosen for it on this target (the default when never tuned).
+    A missing ``rows`` of a packed weight is the layout that was chosen for it on this target, else the default.
     """
     from kforge.operators import get
     from kforge.targets.files import load_target
