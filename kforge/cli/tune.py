@@ -28,7 +28,7 @@ def tune(
     prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk.")] = 512,
     threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 0,
     act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = "a8",
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: bf16, f16 or f32.")] = "bf16",
+    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = "f16",
     resume: Annotated[str, typer.Option(help="Go on with this run (its id or folder).")] = "",
     retune: Annotated[bool, typer.Option("--retune", help="Also what the registry says is settled.")] = False,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),

@@ -22,7 +22,7 @@ def workloads(
     batch: Annotated[str, typer.Option(help="Batch sizes of decode steps, with commas.")] = "1,8",
     context: Annotated[str, typer.Option(help="Context lengths of decode steps, with commas.")] = "512",
     prefill: Annotated[int, typer.Option(help="Tokens of the prefill chunk; 0 for none.")] = 512,
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: bf16, f16 or f32.")] = "bf16",
+    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = "f16",
     act: Annotated[str, typer.Option(help="Activations of quantised weights: a8 or f32.")] = "a8",
     target: Annotated[str, typer.Option(help="Target name, or a TOML file.")] = "host",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -61,7 +61,7 @@ class Engine:
     Raises ``KforgeError`` for a model that does not fit into memory.
     """
 
-    def __init__(self, model: Model, kernels: str | KernelSet = "none", *, threads: int | None = None, kv: str = "bf16",
+    def __init__(self, model: Model, kernels: str | KernelSet = "none", *, threads: int | None = None, kv: str = "f16",
                  act: str | None = None, max_tokens_per_step: int = 512, max_sequences: int = 64,
                  kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None, torch_dtype: str = "f32",
                  text: bool = True, weights: Weights | None = None) -> None:

@@ -28,7 +28,7 @@ class RunnerOptions:
     """Choices that hold for the life of an engine; see ``Engine``."""
 
     threads: int | None = None
-    kv: str = "bf16"
+    kv: str = "f16"
     act: str = "a8"
     rows: int | None = None
     torch_dtype: str = "f32"

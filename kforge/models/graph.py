@@ -58,7 +58,7 @@ class CallKind(StrEnum):
 class StepOptions:
     """Choices that are compiled into kernels and hold for the whole engine."""
 
-    kv: str = "bf16"  # element type of the KV cache
+    kv: str = "f16"  # element type of the KV cache
     page: int = 64  # tokens per page of the KV cache
     rows: int = 32  # panel height of packed weights
     act: str = "a8"  # activations of integer-quantised weights: "a8" or "f32"; float weights always take f32

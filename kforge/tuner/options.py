@@ -16,7 +16,7 @@ class TuneOptions:
     context: int = 512
     prefill: int = 512
     threads: int = 2
-    kv: str = "bf16"
+    kv: str = "f16"
     act: str = "a8"
     only: str = ""  # text that a problem's key must contain
     retune: bool = False  # also what the registry says is settled
