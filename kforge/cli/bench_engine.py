@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,8 @@ def engine(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Tokens/s at some batches and prompt lengths: interleaved runs, medians, spreads, ratios."""
+    # Torch's idle threads would spin on the cores on which the next engine is timed.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from kforge.engine.engine import Engine
     from kforge.engine.measure import compare, decode_setting, prefill_setting
     from kforge.engine.weights import Weights

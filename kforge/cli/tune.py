@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,8 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Tune a model's kernels on this machine, store the winners, and decode with and without them."""
+    # Torch's idle threads would spin on the cores on which the next engine is timed.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from kforge.models import load
     from kforge.models.fetch import resolve
     from kforge.registry.database import Registry
@@ -118,12 +121,11 @@ def _print(result: TuneResult, folder: Path) -> None:
     table = Table(title="tokens/s, medians of interleaved runs in one process")
     for column in ("setting", "kernels", "tokens/s", "spread", "over the row above", "Python"):
         table.add_column(column, justify="left" if column in ("setting", "kernels") else "right")
-    names = {"none": "torch, float32 weights", "default": "default kernels", "tuned": "tuned kernels"}
     for figure in result.table.figures:
         ratio = f"{figure.ratio.median:.2f}x" if figure.ratio else ""
         table.add_row(
             figure.setting,
-            names[figure.kernels],
+            figure.kernels,
             f"{figure.rate.median:.1f}",
             f"{100 * figure.rate.spread:.1f} %",
             ratio,

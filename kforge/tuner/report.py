@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-_KINDS = {"none": "torch", "default": "default kernels", "tuned": "tuned kernels"}
+_KINDS = {
+    "torch f32": "torch, float32 weights",
+    "torch bf16": "torch, bfloat16 weights",
+    "default": "default kernels",
+    "tuned": "tuned kernels",
+}
 _REASONS = 3  # distinct ones shown per failure class
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
 from kforge.engine.engine import PAGE_TOKENS, Engine
@@ -23,6 +24,12 @@ from kforge.tuner.progress import Watcher
 from kforge.tuner.promotion import EngineVerdict, Promotion
 
 TABLE_ROUNDS = 5
+SIDES = {  # rows of the table: kernels, and torch's dtype for weights dequantised once
+    "torch f32": ("none", "f32"),
+    "torch bf16": ("none", "bf16"),
+    "default": ("default", "f32"),
+    "tuned": ("tuned", "f32"),
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ def tune(
                 lambda: folder.used_seconds > options.budget_seconds,
             )
         watcher.stage("decoding with torch, default and tuned kernels")
-        table = engine_table(model, options, _settings(options))
+        table = engine_table(model, options, _settings(options), watcher)
     folder.write(Event.TABLE, _table_json(table))
     folder.write(Event.FINISHED, {"trials": outcome.trials, "accepted": len(accepted)})
     return TuneResult(folder.id, outcome, tuple(verdicts), table)
@@ -98,21 +105,25 @@ def _settings(options: TuneOptions) -> list[Setting]:
     return [*(decode_setting(b, 32, 48 if b == 1 else 24) for b in options.batches), prefill_setting(options.prefill)]
 
 
-def engine_table(model: Model, options: TuneOptions, settings: Sequence[Setting]) -> Comparison:
-    """Torch, default and tuned kernels in one process, interleaved, with the bandwidth probed in every round."""
+def engine_table(model: Model, options: TuneOptions, settings: Sequence[Setting], watcher: Watcher) -> Comparison:
+    """Torch in both of its dtypes, default and tuned kernels in one process, interleaved, with the bandwidth probed in
+    every round. What does not fit into memory is left out with a note."""
     tokens = max(s.batch * (s.prompt + s.decode + PAGE_TOKENS) for s in settings)
-    engines = {
-        name: Engine(
-            model,
-            name,
-            threads=options.threads,
-            kv=options.kv,
-            act=options.act,
-            kv_tokens=tokens,
-            max_sequences=max(options.batches),
-        )
-        for name in ("none", "default", "tuned")
-    }
+    engines: dict[str, Engine] = {}
+    for name, (kernels, dtype) in SIDES.items():
+        try:
+            engines[name] = Engine(
+                model,
+                kernels,
+                threads=options.threads,
+                kv=options.kv,
+                act=options.act,
+                kv_tokens=tokens,
+                max_sequences=max(options.batches),
+                torch_dtype=dtype,
+            )
+        except KforgeError as error:
+            watcher.note(f"the table goes without {name}: {error}")
     try:
         return compare(engines, settings, TABLE_ROUNDS, lambda: measure_bandwidth(options.threads, seconds=0.1).value)
     finally:

@@ -112,7 +112,7 @@ def finish(folder: RunFolder) -> None:
     folder.write(Event.SETTLED, {"task": LINEAR, "rows": 32, "accepted": 1})
     engine = EngineVerdict(WITH_ROWS.format(32), "decode batch 1 context 512", 0.062, 0.048, 0.077, True, 960, 16)
     folder.write(Event.PROMOTION, dataclasses.asdict(engine))
-    rates = (("none", 21.0, None), ("default", 84.0, 4.0), ("tuned", 96.6, 1.15))
+    rates = (("torch f32", 21.0, None), ("default", 84.0, 4.0), ("tuned", 96.6, 1.15))
     folder.write(
         Event.TABLE,
         {
