@@ -22,7 +22,7 @@ def clock() -> ctypes.CDLL:
     """``kf_harness_call`` and ``kf_harness_wait_start`` of ``clock.cc``; calls release the interpreter's lock."""
     library = ctypes.CDLL(str(build_library("kforge_clock", [_HERE / "clock.cc"])))
     library.kf_harness_call.restype = ctypes.c_int64
-    library.kf_harness_call.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.kf_harness_call.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64]
     library.kf_harness_wait_start.restype = ctypes.c_int32
     library.kf_harness_wait_start.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     return library

@@ -160,18 +160,15 @@ inline std::vector<char> read_all(int file) {
     sigprocmask(SIG_SETMASK, &none, nullptr);
     handle_faults();
     set_limits(plan.cpu_seconds);
-    int jail = landlock();
-    int dropped = drop_privileges();
-    if (dropped < 0) refuse(control, jail_exit, "dropping privileges failed");
+    landlock();
+    if (!drop_privileges()) refuse(control, jail_exit, "dropping privileges failed");
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);  // after the change of user, which clears it
     if (getppid() == 1) _exit(jail_exit);
 
     Executor executor(plan.cpus);
     if (const char *wrong = executor.load(image.data(), image.size())) refuse(control, load_exit, wrong);
     executor.on_every_thread(alternate_stack);
-    int filtered = filter_system_calls();
-    if (!filtered) refuse(control, jail_exit, "installing the system call filter failed");
-    control->jail = jail | dropped | filtered;
+    if (!filter_system_calls()) refuse(control, jail_exit, "installing the system call filter failed");
     control->state.store(ready);
     futex_wake(&control->state);
     serve(control, executor);

@@ -21,17 +21,17 @@ int64_t now() {
 
 using kforge_harness::Control;
 
-// Posts the command that stands in the page. Nanoseconds until the child was done; -1 when it died, -2 when time ran out.
+// Posts the command that stands in the page as `number`, which differs from the last one. Nanoseconds until the child was
+// done; -1 when it died, -2 when time ran out.
 // The last futex_wait may return late: that is the parent's own noise, and only ever adds to the time.
-extern "C" int64_t kf_harness_call(Control *control, int64_t timeout_ns) {
-    uint32_t wanted = control->posted.load() + 1;
+extern "C" int64_t kf_harness_call(Control *control, uint32_t number, int64_t timeout_ns) {
     int64_t start = now();
-    control->posted.store(wanted, std::memory_order_release);
+    control->posted.store(number, std::memory_order_release);
     syscall(SYS_futex, &control->posted, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
     for (;;) {
         uint32_t done = control->done.load(std::memory_order_acquire);
         int64_t end = now();
-        if (done == wanted) return end - start;
+        if (done == number) return end - start;
         if (control->state.load() == kforge_harness::dead) return -1;
         int64_t left = timeout_ns - (end - start);
         if (left <= 0) return -2;

@@ -49,7 +49,6 @@ class ControlPage(ctypes.Structure):
         ("state", ctypes.c_uint32),
         ("fault", ctypes.c_int32),
         ("signal", ctypes.c_int32),
-        ("jail", ctypes.c_int32),
         ("fault_address", ctypes.c_uint64),
         ("message", ctypes.c_char * 128), ("_2", ctypes.c_byte * 40),
         ("command", ctypes.c_int32),

@@ -70,7 +70,8 @@ class Executor {
                             &kforge::Barrier::wait_on};
         uint32_t lottery = batch.seed;
         const kforge::KernelEntry entry = batch.self->kernel_.entry();
-        for (int64_t call = 0; call < batch.calls; ++call) {
+        const int64_t calls = batch.calls;  // the axes that the kernel is given lie beside it: never read again
+        for (int64_t call = 0; call < calls; ++call) {
             for (int t = 0; t < batch.tensors; ++t) {
                 const TensorCommand &tensor = batch.tensor[t];
                 tensors[t].data = reinterpret_cast<void *>(tensor.address + turn[t] * tensor.copy_stride);
@@ -79,7 +80,7 @@ class Executor {
             kforge::FloatControl::defaults().write();
             entry(&launch);
             // Before the barrier, so that the next call finds it; a slower thread may undo it, which only makes it rarer.
-            if (thread == 0 && call + 1 < batch.calls && (lottery = lottery * 1664525u + 1013904223u) < (1u << 30)) {
+            if (thread == 0 && call + 1 < calls && (lottery = lottery * 1664525u + 1013904223u) < (1u << 30)) {
                 spoil(batch, lottery);
             }
             batch.team->executor_barrier().wait();

@@ -1,7 +1,6 @@
 // Locking a child down before the first byte of a candidate runs.
 #pragma once
 
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,15 +16,11 @@
 
 namespace kforge_harness {
 
-constexpr int jail_landlock = 1;
-constexpr int jail_privileges = 2;
-constexpr int jail_seccomp = 4;
-
 constexpr uid_t nobody = 65534;
 
 // No file, no network, no signal to anybody outside. Best effort: a kernel without landlock leaves it to the system call filter,
-// which allows no call that could use any of these.
-inline int landlock() {
+// which allows no call that could use any of these. An ordinary user may restrict itself only once it can gain no privileges.
+inline void landlock() {
 #ifdef SYS_landlock_create_ruleset
     constexpr long create = SYS_landlock_create_ruleset, restrict_self = SYS_landlock_restrict_self;
 #else
@@ -34,33 +29,33 @@ inline int landlock() {
     struct Ruleset {
         uint64_t files, net, scoped;
     };
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return;
     long version = syscall(create, nullptr, 0, 1);
-    if (version < 1) return 0;
+    if (version < 1) return;
     // Access rights known to each version of the kernel's interface (uapi/linux/landlock.h).
     int bits = version == 1 ? 13 : version == 2 ? 14 : version < 5 ? 15 : 16;
     Ruleset ruleset{(uint64_t{1} << bits) - 1, version >= 4 ? 3u : 0u, version >= 6 ? 3u : 0u};
     size_t size = version < 4 ? 8 : version < 6 ? 16 : 24;
     long fd = syscall(create, &ruleset, size, 0);
-    if (fd < 0) return 0;
-    long failed = syscall(restrict_self, fd, 0);
+    if (fd < 0) return;
+    syscall(restrict_self, fd, 0);
     close(static_cast<int>(fd));
-    return failed ? 0 : jail_landlock;
 }
 
-// As root: becomes nobody, with no capability left. As an ordinary user there is nothing to drop. Negative on failure.
-inline int drop_privileges() {
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return -errno;
+// As root: becomes nobody, with no capability left. As an ordinary user there is nothing to drop. False on failure (errno says why).
+inline bool drop_privileges() {
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return false;
     if (geteuid() == 0) {
         for (int cap = 0; cap < 64; ++cap) {
             if (prctl(PR_CAPBSET_READ, cap, 0, 0, 0) == 1) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
         }
-        if (setgroups(0, nullptr) || setresgid(nobody, nobody, nobody) || setresuid(nobody, nobody, nobody)) return -errno;
+        if (setgroups(0, nullptr) || setresgid(nobody, nobody, nobody) || setresuid(nobody, nobody, nobody)) return false;
     }
     __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
     __user_cap_data_struct none[2] = {};
-    if (syscall(SYS_capset, &header, none)) return -errno;
+    if (syscall(SYS_capset, &header, none)) return false;
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    return jail_privileges;
+    return true;
 }
 
 inline void limit(int resource, rlim_t value) {
@@ -77,7 +72,7 @@ inline void set_limits(int64_t cpu_seconds) {
 }
 
 // On every thread of the process: what a sleeping team needs, and the ways to die. Anything else kills the process (SIGSYS).
-inline int filter_system_calls() {
+inline bool filter_system_calls() {
 #if defined(__x86_64__)
     constexpr uint32_t arch = AUDIT_ARCH_X86_64;
 #elif defined(__aarch64__)
@@ -100,8 +95,7 @@ inline int filter_system_calls() {
     program[n++] = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
     program[n++] = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     sock_fprog filter{static_cast<unsigned short>(n), program};
-    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter)) return 0;
-    return jail_seccomp;
+    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter) == 0;
 }
 
 }  // namespace kforge_harness

@@ -2,7 +2,7 @@
 //
 // Two channels. A SOCK_SEQPACKET socket carries the slow verbs (fill the arena, fork a child, kill a child, who died); its
 // messages are arrays of int64, with memory files attached. One shared page per child carries the fast verb (run n calls): the
-// parent stores a command, bumps `posted` and sleeps on `done`.
+// parent stores a command, posts a number in `posted` and sleeps until `done` holds the same.
 #pragma once
 
 #include <atomic>
@@ -45,12 +45,13 @@ struct TensorCommand {
 };
 
 struct Control {
+    // Numbers are drawn at random: a candidate that finds this page cannot work ahead or report calls that it never made,
+    // because it does not know what the next command will be called.
     alignas(64) std::atomic<uint32_t> posted;
     alignas(64) std::atomic<uint32_t> done;
     alignas(64) std::atomic<uint32_t> state;
     int32_t fault;
     int32_t signal;
-    int32_t jail;  // bit 0: landlock, bit 1: privileges dropped, bit 2: seccomp
     uint64_t fault_address;
     char message[128];
     alignas(64) int32_t command;

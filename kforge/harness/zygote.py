@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import secrets
 import signal
 import socket
 import struct
@@ -102,9 +103,9 @@ class Zygote:
             return failure
         return child
 
-    def death_status(self, pid: int, kill: bool) -> int | None:
-        """The wait status of a child that died, killing it first when asked to; None when it will not say."""
-        if kill and pid not in self._deaths:
+    def death_status(self, pid: int) -> int | None:
+        """The wait status of a child, which is killed unless it is dead; None when the runner will not say."""
+        if pid not in self._deaths:
             self._send([int(_Verb.KILL), pid], [])
         self._socket.settimeout(_DEATH_SECONDS)
         try:
@@ -173,6 +174,7 @@ class Child:
         self.page = ControlPage.from_buffer(control.map)
         self._address = ctypes.addressof(self.page)
         self._buried = False
+        self._posted = 0
         self._schedstats: list[str] = []
 
     def wait_ready(self, seconds: float = 20.0) -> Failure | None:
@@ -180,7 +182,7 @@ class Child:
             self._schedstats = [f"/proc/{self.pid}/task/{t}/schedstat" for t in os.listdir(f"/proc/{self.pid}/task")]
             self._schedstats.append("/proc/thread-self/schedstat")  # a parent that wakes up late reads its clock late
             return None
-        status = self._zygote.death_status(self.pid, kill=True)
+        status = self._zygote.death_status(self.pid)
         self._buried = True
         message = bytes(self.page.message).split(b"\0")[0].decode(errors="replace")
         if status is not None and os.waitstatus_to_exitcode(status) == LOAD_EXIT:
@@ -191,15 +193,18 @@ class Child:
         """Seconds from hand-over to completion on this process's clock, or why there are none. The child is gone
         then.
         """
-        nanoseconds = clock().kf_harness_call(self._address, int(seconds * 1e9))
+        last = self._posted
+        while self._posted == last:
+            self._posted = 1 + secrets.randbelow((1 << 32) - 1)
+        nanoseconds = clock().kf_harness_call(self._address, self._posted, int(seconds * 1e9))
         if nanoseconds >= 0:
             return nanoseconds * 1e-9
         self._buried = True
         if nanoseconds == -2:
-            self._zygote.death_status(self.pid, kill=True)
+            self._zygote.death_status(self.pid)
             return Failure(FailureClass.TIMEOUT, f"the kernel did not come back within {seconds:.3g} s")
-        status = self._zygote.death_status(self.pid, kill=False)
-        return self._death(status)
+        # Killed although it is said to be dead: a candidate that forges that would go on disturbing the others.
+        return self._death(self._zygote.death_status(self.pid))
 
     def waited_seconds(self) -> float:
         """How long the child's threads and this one have waited for a processor in all, as the kernel counts."""
@@ -231,7 +236,7 @@ class Child:
     def close(self) -> None:
         if not self._buried:
             with contextlib.suppress(HarnessError):  # the runner has gone, and took the child with it
-                self._zygote.death_status(self.pid, kill=True)
+                self._zygote.death_status(self.pid)
             self._buried = True
         del self.page
         self._control.close()

@@ -89,6 +89,14 @@ def test_an_output_kept_from_an_earlier_call_is_found_out_in_the_timed_calls(har
     assert trial.failure is not None and "timed call" in trial.failure.reason, trial
 
 
+def test_a_kernel_that_writes_the_number_of_calls_beside_its_axes_gains_nothing(harness: Harness) -> None:
+    honest = harness.evaluate(candidate(), WORKLOAD)
+    # Where the executor keeps it: 16 tensor commands of 96 bytes and three words in front of the axes.
+    cheat = harness.evaluate(after("if (l->axes[0] == 4) ((int64_t *)l->axes)[-195] = 1;"), WORKLOAD)
+    assert honest.timing is not None
+    assert cheat.failure is not None or (cheat.timing is not None and cheat.timing.seconds > honest.timing.seconds / 2)
+
+
 def test_the_first_wrong_element_is_named(harness: Harness) -> None:
     trial = harness.evaluate(changed("= acc;", "= n == 70 ? acc + 1 : acc;"), WORKLOAD)
     assert trial.failure is not None

@@ -12,10 +12,12 @@ from kforge.backends.cpp.admission import admit
 from kforge.backends.cpp.build import build
 from kforge.core.image import Image, Segment
 from kforge.core.target import Target
-from kforge.core.trial import Artifact, FailureClass
+from kforge.core.trial import Artifact, Failure, FailureClass, NumericsClass
 from kforge.harness import Harness
+from kforge.harness.control import State
 from kforge.harness.process import Process
 from kforge.harness.session import Session, TimedInputs, rotation_copies
+from kforge.harness.timing import Stopwatch
 from kforge.operators import get
 from kforge.operators.base import Role
 
@@ -50,6 +52,33 @@ def test_a_child_is_locked_down_before_the_kernel_runs(session: Session, target:
             assert not list(Path(f"/proc/{process.child.pid}/fd").iterdir())
             assert Path(f"/proc/{process.child.pid}/environ").read_bytes() == b""
         assert os.getpgid(process.child.pid) == process.child.pid
+    finally:
+        process.close()
+
+
+def test_a_child_that_tampers_with_the_command_number_still_has_to_work(session: Session, target: Target) -> None:
+    process = session.start(image_of(target))
+    assert isinstance(process, Process)
+    try:
+        stopwatch = Stopwatch(session, process, len(session.cpus))
+        assert stopwatch.prepare() is None
+        for offset in (-1, 0, 1):  # as if a next number one higher had been done already
+            process.child.page.posted = (process.child.page.done + offset) % (1 << 32)
+            assert isinstance(stopwatch.batch(1), float)
+            assert stopwatch.verify(session.timed.expected(NumericsClass.EXACT)) is None
+    finally:
+        process.close()
+
+
+def test_a_child_that_feigns_death_is_killed(session: Session, target: Target) -> None:
+    process = session.start(image_of(target))
+    assert isinstance(process, Process)
+    try:
+        stopwatch = Stopwatch(session, process, len(session.cpus))
+        assert stopwatch.prepare() is None
+        process.child.page.state = State.DEAD
+        assert isinstance(stopwatch.batch(1 << 20), Failure)
+        assert not Path(f"/proc/{process.child.pid}").exists()
     finally:
         process.close()
 

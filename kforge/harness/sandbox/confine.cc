@@ -119,7 +119,7 @@ int main(int argc, char **argv) {
     kforge_sandbox::landlock::restrict(readable, work);
     if (geteuid() == 0 && !drop) {
         if (!keep_user_without_capabilities()) fail("capabilities");
-    } else if (kforge_harness::drop_privileges() < 0) {
+    } else if (!kforge_harness::drop_privileges()) {
         fail("privileges");
     }
     if (processes) limit(RLIMIT_NPROC, 256);
