@@ -1,6 +1,6 @@
 """Is the engine right? Every operator of every layer, the logits, the divergence on a text, and the bits.
 
-    python bench/accuracy.py [--json accuracy.json]          (all parts; about half an hour on two cores)
+    python bench/accuracy.py [--json accuracy.json]          (all parts; about 20 minutes on two cores)
     python bench/accuracy.py --parts operators,bits
 
   operators  each operator call of each layer, fed transformers' float64 input, within its operator's bound
@@ -118,7 +118,7 @@ class Bench:
         for name in engines:
             ours = tallies[name]
             checks.append(Check("text", f"{name}: mean KL / llama.cpp's", ours.mean_kl / best.mean_kl, 1,
-                                f"{ours.mean_kl:.3g} and {best.mean_kl:.3g} nats"))
+                                f"{ours.mean_kl:.4g} and {best.mean_kl:.4g} nats, difference {ours.gap(best)}"))
             for other, tally in (("llama.cpp", best), ("float64", tallies["float64"])):
                 off = abs(ours.perplexity / tally.perplexity - 1)
                 checks.append(Check("text", f"{name}: perplexity off {other}'s", off, 0.005,

@@ -34,6 +34,11 @@ class Tally:
         variance = self.kl_squares / self.positions - self.mean_kl**2
         return math.sqrt(max(variance, 0.0) / self.positions)
 
+    def gap(self, other: Tally) -> str:
+        """Difference of the mean KLs over windows of equal length, paired, with its standard error."""
+        pairs = np.array(self.by_window) - np.array(other.by_window)
+        return f"{pairs.mean():+.1e} ± {pairs.std(ddof=1) / math.sqrt(len(pairs)):.1e}" if len(pairs) > 1 else ""
+
     @property
     def perplexity(self) -> float:
         return math.exp(self.nll / self.predicted)

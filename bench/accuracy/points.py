@@ -34,7 +34,8 @@ class RandomPoints:
         self._made: dict[_Question, ChosenKernel] = {}
 
     def rows(self, weight: Problem) -> int:
-        return self._rows
+        """At least 32 for gate and up, which alternate in blocks of 16."""
+        return max(self._rows, 32) if dict(weight.static).get("epilogue") == "silu_gate" else self._rows
 
     def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
         question = _Question(problem, dynamic.get("M", dynamic.get("T", 1)) == 1)
