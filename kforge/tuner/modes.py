@@ -29,12 +29,20 @@ class ModeDriver:
     def __init__(self, engine: Engine, mode: Mode):
         self._engine, self._mode = engine, mode
         self._vocab = engine.model.config.vocab
+        self._running: list[int] = []
         self._left = 0  # decode steps until the first sequence ends
 
     def burst(self) -> Burst:
         return self._prefill() if self._mode.phase is Phase.PREFILL else self._decode()
 
-    def close(self) -> None:
+    def restart(self) -> None:
+        """The next burst begins again at the mode's first depth."""
+        self._left = 0
+
+    def __enter__(self) -> ModeDriver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._engine.close()
 
     def used(self) -> dict[str, int]:
@@ -64,12 +72,14 @@ class ModeDriver:
 
     def _refill(self) -> None:
         """Start all sequences again at half of the mode's context and run them to their first token."""
-        while not self._engine.idle:
-            self._engine.step()
+        for sequence in self._running:
+            self._engine.abort(sequence)
+        self._running.clear()
         depth = max(self._mode.context // 2 + 1, 1)
         wanted = max(self._mode.context - depth - 1, 4 * DECODE_STEPS)
         for s in range(self._mode.sequences):
-            self._engine.add(self._prompt(s, depth), SamplingParams(max_tokens=wanted, ignore_eos=True))
+            params = SamplingParams(max_tokens=wanted, ignore_eos=True)
+            self._running.append(self._engine.add(self._prompt(s, depth), params))
         counts: dict[int, int] = {}
         while len(counts) < self._mode.sequences:
             for output in self._engine.step():

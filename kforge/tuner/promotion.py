@@ -17,13 +17,13 @@ from kforge.models.workloads import Mode
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
 from kforge.tuner.journal import Event, RunFolder
-from kforge.tuner.location import locate
+from kforge.tuner.location import Location, locate
 from kforge.tuner.modes import ModeDriver
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Watcher
 
-PAIRS = 16
-NOT_SLOWER = 0.01  # the lower bound of the engine's gain must be above minus this
+PAIRS = 40
+NOT_SLOWER = 0.01  # the engine's gain must be above minus this, its lower bound above minus the floor too
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,12 @@ class EngineVerdict:
     same_tokens: bool
     calls: int  # of the new kernels, while they were measured
     pairs: int
+    floor: float = 0.0  # how far an engine can seem to be from itself in this mode, now
 
     @property
     def promotes(self) -> bool:
-        return self.same_tokens and self.calls > 0 and self.lower > -NOT_SLOWER
+        not_slower = self.gain > -NOT_SLOWER and self.lower > -max(NOT_SLOWER, self.floor)
+        return self.same_tokens and self.calls > 0 and not_slower
 
     @property
     def reason(self) -> str:
@@ -49,7 +51,8 @@ class EngineVerdict:
             return f"the engine's tokens differ in {self.mode}"
         if self.calls == 0:
             return f"the engine did not call it in {self.mode}"
-        return f"engine {100 * self.gain:+.1f} % in {self.mode} (at least {100 * self.lower:+.1f} %)"
+        floor = f", A/A {100 * self.floor:.1f} %" if self.floor > NOT_SLOWER else ""
+        return f"engine {100 * self.gain:+.1f} % in {self.mode} (at least {100 * self.lower:+.1f} %{floor})"
 
 
 def as_if_promoted(snapshot: Snapshot, accepted: Sequence[KernelRecord]) -> Snapshot:
@@ -129,46 +132,27 @@ class Promotion:
         time_is_up: Callable[[], bool],
     ) -> list[EngineVerdict]:
         verdicts = []
-        new = ModeDriver(self.engine(tuned, mode), mode)
-        try:
+        with ModeDriver(self.engine(tuned, mode), mode) as new:
             new.burst()
             engaged = new.used()
+            with ModeDriver(self.engine(tuned, mode), mode) as itself:
+                floor = _pairs(new, itself).apparent
             for problem in problems:
                 hashes = {k.candidate_hash for k in accepted if k.problem == problem}
                 if not hashes & engaged.keys() or time_is_up():
                     continue
-                without = Overlay(tuned, {problem.key: old}, "without")
-                verdict = self._pairs(problem, mode, hashes, without, tuned)
+                before = new.used()
+                with ModeDriver(self.engine(Overlay(tuned, {problem.key: old}, "without"), mode), mode) as without:
+                    pairs = _pairs(new, without)
+                calls = sum(n - before.get(h, 0) for h, n in new.used().items() if h in hashes)
+                at = pairs.location
+                verdict = EngineVerdict(
+                    problem.key, mode.name, at.gain, at.lower, at.upper, pairs.same_tokens, calls, PAIRS, floor
+                )
                 self._folder.write(Event.PROMOTION, dataclasses.asdict(verdict))
                 self._watcher.note(f"{problem.key}: {verdict.reason}")
                 verdicts.append(verdict)
-        finally:
-            new.close()
         return verdicts
-
-    def _pairs(
-        self, problem: Problem, mode: Mode, hashes: set[str], without: KernelSet, tuned: KernelSet
-    ) -> EngineVerdict:
-        """Alternating bursts of two engines at the same depth, ABBA."""
-        new, old = ModeDriver(self.engine(tuned, mode), mode), ModeDriver(self.engine(without, mode), mode)
-        try:
-            same = new.burst().output == old.burst().output
-            ratios = []
-            for n in range(PAIRS):
-                first, second = (new, old) if n % 2 == 0 else (old, new)
-                a, b = first.burst(), second.burst()
-                same &= a.output == b.output
-                fresh, stale = (a, b) if first is new else (b, a)
-                ratios.append(stale.seconds / fresh.seconds)
-            location = locate(ratios)
-            used = new.used()
-            calls = sum(used.get(h, 0) for h in hashes)
-            return EngineVerdict(
-                problem.key, mode.name, location.gain, location.lower, location.upper, same, calls, PAIRS
-            )
-        finally:
-            new.close()
-            old.close()
 
     def _decide(self, kernel: KernelRecord, verdicts: Sequence[EngineVerdict]) -> None:
         if not verdicts:
@@ -184,3 +168,31 @@ class Promotion:
     @staticmethod
     def _from_json(data: dict) -> EngineVerdict:
         return EngineVerdict(**data)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Bursts of two engines, one with and one without something: ratios without / with."""
+
+    location: Location
+    same_tokens: bool
+
+    @property
+    def apparent(self) -> float:
+        """How far apart the two seem to be, either way."""
+        return max(abs(self.location.lower), abs(self.location.upper))
+
+
+def _pairs(new: ModeDriver, old: ModeDriver) -> _Pairs:
+    """Alternating bursts of two engines from the same start, ABBA."""
+    new.restart()
+    old.restart()
+    same = new.burst().output == old.burst().output
+    ratios = []
+    for n in range(PAIRS):
+        first, second = (new, old) if n % 2 == 0 else (old, new)
+        a, b = first.burst(), second.burst()
+        same &= a.output == b.output
+        fresh, stale = (a, b) if first is new else (b, a)
+        ratios.append(stale.seconds / fresh.seconds)
+    return _Pairs(locate(ratios), same)

@@ -1,0 +1,79 @@
+"""Micro wins are not engine wins: what the engine says decides, and the engine is really run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kforge.core.kernel import KernelState
+from kforge.core.trial import Artifact, Decision, Verdict
+from kforge.core.workload import Phase
+from kforge.engine.engine import PAGE_TOKENS
+from kforge.models import load
+from kforge.models.graph import CallKind, StepOptions
+from kforge.models.synth import synth
+from kforge.models.workloads import Mode, workloads
+from kforge.registry.database import Registry
+from kforge.registry.snapshot import read
+from kforge.targets.files import load_target
+from kforge.tuner.contenders import default_kernel
+from kforge.tuner.journal import Event, RunFolder
+from kforge.tuner.options import TuneOptions
+from kforge.tuner.progress import Silent
+from kforge.tuner.promotion import EngineVerdict, Promotion
+from kforge.tuner.winners import Seconds, record_of
+
+VERDICT = EngineVerdict("p", "decode", 0.02, 0.005, 0.04, True, 100, 40)
+MODE = Mode(Phase.DECODE, 2, 1, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "promotes"),
+    [
+        ({}, True),
+        ({"gain": 0.0, "lower": -0.008}, True),  # not slower is enough: the micro win was judged already
+        ({"gain": -0.02, "lower": -0.03}, False),
+        ({"gain": 0.0, "lower": -0.03}, False),
+        ({"gain": 0.0, "lower": -0.03, "floor": 0.04}, True),  # an engine differs from itself by more
+        ({"gain": -0.02, "lower": -0.03, "floor": 0.04}, False),
+        ({"same_tokens": False}, False),
+        ({"calls": 0}, False),
+    ],
+    ids=str,
+)
+def test_a_kernel_is_promoted_only_when_the_engine_is_not_slower_and_says_the_same(changes, promotes):
+    verdict = dataclasses.replace(VERDICT, **changes)
+    assert verdict.promotes is promotes
+    assert verdict.reason
+
+
+def test_the_engine_runs_with_and_without_a_winner_and_proves_that_it_was_called(tmp_path):
+    from kforge.backends.cpp.build import build
+
+    synth("tiny-llama-test", "q4_0", tmp_path / "tiny.gguf")
+    model, target = load(tmp_path / "tiny.gguf"), load_target("host")
+    options = TuneOptions("tiny", batches=(2,), context=64, prefill=64, threads=1)
+    rows = workloads(model, (2,), (64,), 0, StepOptions(kv=options.kv, page=PAGE_TOKENS, act=options.act))
+    workload = next(r.workload for r in rows if r.kind is CallKind.DOWN)
+    candidate = default_kernel(workload.problem, target)
+    # The same machine code under another name: a winner that gives nothing, but that must be seen to run.
+    candidate = dataclasses.replace(candidate, source=candidate.source + "\n// renamed\n")
+    artifact = build(candidate, target)
+    assert isinstance(artifact, Artifact)
+    verdict = Verdict(Decision.ACCEPTED, candidate.hash, "d", 0.02, 0.01, 0.03, 50, 5, 0.0)
+    with Registry.open(tmp_path / "registry.db") as registry, RunFolder.create(tmp_path / "runs", "tiny") as folder:
+        registry.begin_run(folder.id, "tiny", target.identity, folder.path)
+        before = read(tmp_path / "registry.db")
+        record = record_of(candidate, artifact, verdict, None, workload, target, folder.id, Seconds(1e-6, 1e-6))
+        number = registry.accept(record, artifact.data, candidate.source, {})
+        accepted = [dataclasses.replace(record, id=number)]
+        promotion = Promotion(model, target, registry, folder, options, Silent())
+        verdicts = promotion.promote(before, read(tmp_path / "registry.db"), accepted, [MODE], lambda: False)
+        assert [v.same_tokens for v in verdicts] == [True]
+        assert verdicts[0].calls > 40 and verdicts[0].floor > 0
+        assert len(folder.of(Event.PROMOTION)) == 1
+        state = read(tmp_path / "registry.db").kernels[0].state
+        assert (state is KernelState.PROMOTED) == verdicts[0].promotes
+        # A second time nothing is measured again: the journal already says it.
+        assert promotion.promote(before, read(tmp_path / "registry.db"), accepted, [MODE], lambda: False) == verdicts
