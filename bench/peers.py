@@ -19,11 +19,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from measuring import Stat, write_json
+from measuring import write_json
 from rich.console import Console
 from rich.table import Table
 
 from kforge.core.paths import cache_dir
+from kforge.core.summary import Summary
 from kforge.models.fetch import resolve
 from kforge.targets.files import load_target
 from kforge.targets.probe import measure_bandwidth
@@ -149,13 +150,13 @@ def compare(
 
 def _figures(path: Path, row: Row, seconds: dict[str, list[float]], bandwidth: list[float]) -> dict:
     peers = [name for name in seconds if name != "kforge"]
-    best = min(peers, key=lambda name: Stat.of(seconds[name]).median)
-    ratio = Stat.of([p / k for p, k in zip(seconds[best], seconds["kforge"], strict=True)])
-    tokens = {name: Stat.of([row.produced / s for s in times]) for name, times in seconds.items()}
+    best = min(peers, key=lambda name: Summary.of(seconds[name]).median)
+    ratio = Summary.of([p / k for p, k in zip(seconds[best], seconds["kforge"], strict=True)])
+    tokens = {name: Summary.of([row.produced / s for s in times]) for name, times in seconds.items()}
     step_bytes = weight_bytes(path) * (row.tokens if row.mode == "decode" else 1)
     share = (
         {
-            name: Stat.of([step_bytes / s / b for s, b in zip(times, bandwidth, strict=True)])
+            name: Summary.of([step_bytes / s / b for s, b in zip(times, bandwidth, strict=True)])
             for name, times in seconds.items()
         }
         if row.mode == "decode"
@@ -168,7 +169,7 @@ def _figures(path: Path, row: Row, seconds: dict[str, list[float]], bandwidth: l
         "ratio": ratio,
         "tokens_per_second": tokens,
         "share_of_bandwidth": share,
-        "bandwidth": Stat.of(bandwidth),
+        "bandwidth": Summary.of(bandwidth),
     }
 
 

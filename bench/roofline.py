@@ -14,11 +14,12 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from measuring import Stat, write_json
+from measuring import write_json
 from rich.console import Console
 from rich.table import Table
 
 from kforge.core.layout import DEFAULT_ROWS
+from kforge.core.summary import Summary
 from kforge.core.target import Target
 from kforge.core.workload import Workload
 from kforge.engine.engine import PAGE_TOKENS
@@ -77,10 +78,10 @@ def one(
         "count": workload.count,
         "kernel": kernel.candidate.hash,
         "serves": kernel.label,
-        "seconds": Stat.of(seconds),
-        "share": Stat.of(shares),
+        "seconds": Summary.of(seconds),
+        "share": Summary.of(shares),
         "bound_by": limit.bound_by,
-        "bandwidth": Stat.of(speeds),
+        "bandwidth": Summary.of(speeds),
         "streamed_bytes": cost.streamed_bytes,
     }
 

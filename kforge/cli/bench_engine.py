@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -13,9 +14,9 @@ from kforge.cli.generate import Act, KvTokens, ModelArgument, Threads, open_mode
 from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
-    from kforge.core.target import Target
+    from kforge.core.summary import Summary
     from kforge.engine.engine import Engine
-    from kforge.engine.measure import Comparison, Figure, Summary
+    from kforge.engine.measure import Comparison, Figure
 
 
 def engine(
@@ -39,6 +40,7 @@ def engine(
     from kforge.engine.engine import Engine
     from kforge.engine.measure import compare, decode_setting, prefill_setting
     from kforge.engine.weights import Weights
+    from kforge.targets.facts import machine_facts
     from kforge.targets.files import load_target
     from kforge.targets.probe import BandwidthProbe
 
@@ -55,7 +57,7 @@ def engine(
     with BandwidthProbe(threads or target.cores) as probe:
         comparison = compare(engines, settings, repeats, lambda: probe.measure(0.1).value, _progress)
     document = _document(opened.config.name, engines, comparison, act, torch_dtype)
-    document["machine"] = _machine(target, threads)
+    document["machine"] = {**dataclasses.asdict(machine_facts()), "threads": threads or target.cores}
     if json_file is not None:
         json_file.write_text(json.dumps(document, indent=1) + "\n")
     _print(opened.config.name, engines, comparison, act, torch_dtype)
@@ -118,16 +120,6 @@ def _document(model: str, engines: dict[str, Engine], comparison: Comparison, ac
         "bandwidth": _summary(comparison.bandwidth), "figures": [_figure(figure) for figure in comparison.figures],
         "kernels": {name: [vars(use) for use in one.kernels_used()] for name, one in engines.items()},
     }
-
-
-def _machine(target: Target, threads: int | None) -> dict[str, Any]:
-    import platform
-    from importlib import metadata
-
-    return {"cpu": target.model, "cores": target.cores, "threads": threads or target.cores,
-            "system": f"{platform.system()} {platform.release()}",
-            "compilers": [f"{c.name} {c.version}" for c in target.compilers],
-            "versions": {name: metadata.version(name) for name in ("numpy", "torch")}}
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

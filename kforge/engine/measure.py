@@ -10,6 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from kforge.core.errors import KforgeError
+from kforge.core.summary import Summary
 from kforge.engine.engine import Engine
 from kforge.engine.request import SamplingParams
 
@@ -37,22 +38,6 @@ class Sample:
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Median of a list of figures, and their interquartile range over it."""
-
-    median: float
-    spread: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
-        middle = statistics.median(values)
-        if len(values) < 2 or not middle:
-            return cls(middle, 0.0)
-        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(middle, (high - low) / middle)
 
 
 @dataclass(frozen=True)

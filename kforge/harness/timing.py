@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import statistics
 from dataclasses import dataclass
 
 import numpy as np
 
+from kforge.core.summary import Summary
 from kforge.core.trial import Failure, Timing
 from kforge.harness.expected import Expected
 from kforge.harness.process import POISONS, SCRATCH, Process, TensorArgument
@@ -85,7 +85,7 @@ class Stopwatch:
         """Seconds for ``calls`` calls, hand-over included."""
         self._reset()
         seconds = self._process.run(self._session.workload, self._arguments, self._scratch, self._threads, calls,
-        self._first, self._seconds_allowed(calls))
+                                    self._first, self._seconds_allowed(calls))
         self._first += calls
         if calls and not isinstance(seconds, Failure):
             self._slowest = max(self._slowest, seconds / calls)
@@ -205,12 +205,5 @@ def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_abo
             if not verified & set(range(i + 1)) and (failure := stopwatch.verify(expected)) is not None:
                 return failure
             break
-    return Timing(statistics.median(found), spread(found), len(found), calls)
-
-
-def spread(values: list[float]) -> float:
-    """Interquartile range over the median; 0 for fewer than three values."""
-    if len(values) < 3:
-        return 0.0
-    low, middle, high = statistics.quantiles(values, n=4)
-    return (high - low) / middle if middle > 0 else 0.0
+    summary = Summary.of(found)
+    return Timing(summary.median, summary.spread, summary.count, calls)

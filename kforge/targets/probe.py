@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from kforge.core.errors import KforgeError
+from kforge.core.summary import Summary
 from kforge.core.target import Peak, Target
 from kforge.native import build_library, find_compilers, source_dir
 from kforge.targets.cpu import CpuFacts, read_cpu
@@ -67,7 +68,7 @@ def measure_peak(name: str, threads: int | None = None, seconds: float = 0.25, l
     if count < 0:
         raise KforgeError(f"no native loop {chosen!r} on {facts.arch}")
     values = sorted(samples[:count])
-    return Peak(values[min(count - 1, int(_UNDISTURBED * count))], _spread(values), f"measured, {chosen}")
+    return Peak(values[min(count - 1, int(_UNDISTURBED * count))], Summary.of(values).spread, f"measured, {chosen}")
 
 
 class BandwidthProbe:
@@ -92,8 +93,8 @@ class BandwidthProbe:
 
     def measure(self, seconds: float = 0.2) -> Peak:
         """Bytes/s of all threads together: the median over passes (at least three), and their spread."""
-        values = self._samples(seconds)
-        return Peak(statistics.median(values), _spread(values), f"measured, {self._loop}")
+        summary = Summary.of(self._samples(seconds))
+        return Peak(summary.median, summary.spread, f"measured, {self._loop}")
 
     def _median(self, loop: str) -> float:
         _library().kf_probe_memory_use(self._handle, loop.encode())
@@ -144,12 +145,6 @@ def _read_bytes(facts: CpuFacts, threads: int) -> int:
     """Bytes to read, so many that caches serve few of them. ``threads`` may sit on as many instances of a cache."""
     reach = max((cache.bytes * min(-(-facts.cores // cache.shared_by), threads) for cache in facts.caches), default=0)
     return min(max(256 << 20, 4 * reach), facts.memory_bytes // 8)
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Interquartile range over median."""
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
-    return (high - low) / middle
 
 
 @functools.cache
