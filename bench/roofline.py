@@ -18,11 +18,10 @@ from measuring import write_json
 from rich.console import Console
 from rich.table import Table
 
-from kforge.core.layout import DEFAULT_ROWS
+from kforge.core.paths import data_dir
 from kforge.core.summary import Summary
 from kforge.core.target import Target
 from kforge.core.workload import Workload
-from kforge.engine.engine import PAGE_TOKENS
 from kforge.harness import Harness
 from kforge.harness.timing import Plan
 from kforge.models import load
@@ -31,12 +30,13 @@ from kforge.models.graph import StepOptions
 from kforge.models.workloads import workloads
 from kforge.operators import get
 from kforge.registry.ask import open_snapshot
-from kforge.registry.database import Registry
+from kforge.registry.snapshot import Snapshot
+from kforge.registry.store import Store
 from kforge.targets.files import load_target
 from kforge.targets.probe import BandwidthProbe, measure_peak
 from kforge.targets.roofline import Limit, time_limit
 from kforge.tuner.contenders import incumbent
-from kforge.tuner.plan import Task, plan
+from kforge.tuner.plan import plan
 
 TIMING = Plan(batch_seconds=0.02, batches=9, handovers=200)
 
@@ -54,11 +54,12 @@ def one(
     target: Target,
     probe: BandwidthProbe,
     threads: int,
-    registry: Registry,
+    snapshot: Snapshot,
+    store: Store,
     rounds: int,
 ) -> dict[str, object]:
     """One workload's row: time, limit and share, each over ``rounds``."""
-    kernel = incumbent(which, workload, open_snapshot(), registry.store, target)
+    kernel = incumbent(which, workload, snapshot, store, target)
     cost = get(workload.problem.operator).cost(workload)
     shares, seconds, speeds = [], [], []
     limit: Limit | None = None
@@ -86,11 +87,6 @@ def one(
     }
 
 
-def settled_rows(task: Task, target: Target) -> int:
-    found = open_snapshot().settled(task.problem, target.identity)
-    return found.rows if found and found.rows else DEFAULT_ROWS
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
@@ -110,19 +106,20 @@ def main() -> None:
     target = measured(host, threads)
     batches = tuple(int(b) for b in args.batch.split(","))
     rows = workloads(
-        load(resolve(args.model)), batches, (args.context,), args.prefill, StepOptions(page=PAGE_TOKENS, act=args.act)
+        load(resolve(args.model)), batches, (args.context,), args.prefill, StepOptions(act=args.act)
     )
     tasks = [t for t in plan(rows, lambda p, axes: get(p.operator).bucket(p, axes)) if args.only in t.problem.key]
     table = Table(title="time against the roofline, limits measured in the same run")
     for column in ("workload", "calls", "us", "share", "bound by", "GB/s then"):
         table.add_column(column, justify="left" if column == "workload" else "right", overflow="fold")
     results = []
-    with Harness(target, threads) as harness, Registry.open() as registry:
+    snapshot, store = open_snapshot(), Store(data_dir() / "store")
+    with Harness(target, threads) as harness:
         probe = BandwidthProbe(threads)
         for task in tasks:
             for bucket in task.buckets:
-                workload = task.workload(bucket, settled_rows(task, target))
-                row = one(workload, args.kernels, harness, target, probe, threads, registry, args.rounds)
+                workload = task.workload(bucket, snapshot.rows(task.problem, target.identity))
+                row = one(workload, args.kernels, harness, target, probe, threads, snapshot, store, args.rounds)
                 results.append(row)
                 calls = " ".join(f"{mode}:{n:g}" for mode, n in bucket.calls)
                 seconds, share, speed = (row[k] for k in ("seconds", "share", "bandwidth"))

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from kforge.backends import templates
 from kforge.backends.cpp.admission import admit
 from kforge.backends.cpp.build import build
+from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.kernel import Tier
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, NumericsClass
 from kforge.core.workload import Problem, stable_hash
-from kforge.engine.kernel_set import DEFAULT_ROWS, ChosenKernel
+from kforge.engine.kernel_set import ChosenKernel
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ class Template:
         return self.header.requires
 
     @property
+    def demand(self) -> int:
+        """How much of a target it uses, as far as its requirements say: the greatest that fits is the default."""
+        return len(self.requires)
+
+    @property
     def params(self) -> tuple[Param, ...]:
         return self.header.params
 

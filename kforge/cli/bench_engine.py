@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kforge.cli.generate import Act, KvTokens, ModelArgument, Threads, open_model, usable_kernels
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV_TOKENS
 from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def engine(
     torch_dtype: Annotated[str, typer.Option(help="Weights of 'none': f32 or bf16.")] = "f32",
     repeats: Annotated[int, typer.Option(min=1, help="Counted rounds.")] = 7,
     threads: Threads = None,
-    kv_tokens: KvTokens = 16384,
-    act: Act = "a8",
+    kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
+    act: Act = DEFAULT_ACT,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Tokens/s at some batches and prompt lengths: interleaved runs, medians, spreads, ratios."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV_TOKENS
 from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def generate(
     chat_template: Annotated[bool, typer.Option("--chat", help="Put the prompt into the chat template.")] = False,
     kernels: Kernels = "tuned",
     threads: Threads = None,
-    kv_tokens: KvTokens = 16384,
-    act: Act = "a8",
+    kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
+    act: Act = DEFAULT_ACT,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print as tokens come.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: ids, text, kernels.")] = False,
 ) -> None:
@@ -81,8 +82,8 @@ def chat(
     seed: Seed = 0,
     kernels: Kernels = "tuned",
     threads: Threads = None,
-    kv_tokens: KvTokens = 16384,
-    act: Act = "a8",
+    kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
+    act: Act = DEFAULT_ACT,
 ) -> None:
     """Talk with a model; an empty line or Ctrl-D ends."""
     from kforge.models.chat import Message

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
 from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def tune(
     context: Annotated[int, typer.Option(help="Context length of the decode batches.")] = 512,
     prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk.")] = 512,
     threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 0,
-    act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = "a8",
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = "f16",
+    act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = DEFAULT_ACT,
+    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = DEFAULT_KV,
     resume: Annotated[str, typer.Option(help="Go on with this run (its id or folder).")] = "",
     retune: Annotated[bool, typer.Option("--retune", help="Also what the registry says is settled.")] = False,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),

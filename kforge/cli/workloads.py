@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
 from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def workloads(
     batch: Annotated[str, typer.Option(help="Batch sizes of decode steps, with commas.")] = "1,8",
     context: Annotated[str, typer.Option(help="Context lengths of decode steps, with commas.")] = "512",
     prefill: Annotated[int, typer.Option(help="Tokens of the prefill chunk; 0 for none.")] = 512,
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = "f16",
-    act: Annotated[str, typer.Option(help="Activations of quantised weights: a8 or f32.")] = "a8",
+    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = DEFAULT_KV,
+    act: Annotated[str, typer.Option(help="Activations of quantised weights: a8 or f32.")] = DEFAULT_ACT,
     target: Annotated[str, typer.Option(help="Target name, or a TOML file.")] = "host",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from kforge.core.workload import Attr, attrs, stable_hash
 
-DEFAULT_ROWS = 32  # panel height of packed weights where nothing was tuned
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_KV_TOKENS, PAGE_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.engine import request
 from kforge.engine.block_manager import BlockManager
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from kforge.engine.kernel_set import KernelSet
     from kforge.engine.weights import Weights
     from kforge.models.model import Model
-
-PAGE_TOKENS = 64
-DEFAULT_KV_TOKENS = 16384
 
 LogitsObserver = Callable[[int, int, np.ndarray], None]
 
@@ -61,14 +59,14 @@ class Engine:
     Raises ``KforgeError`` for a model that does not fit into memory.
     """
 
-    def __init__(self, model: Model, kernels: str | KernelSet = "none", *, threads: int | None = None, kv: str = "f16",
-                 act: str | None = None, max_tokens_per_step: int = 512, max_sequences: int = 64,
+    def __init__(self, model: Model, kernels: str | KernelSet = "none", *, threads: int | None = None,
+                 kv: str = DEFAULT_KV, act: str | None = None, max_tokens_per_step: int = 512, max_sequences: int = 64,
                  kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None, torch_dtype: str = "f32",
                  text: bool = True, weights: Weights | None = None) -> None:
         if max_sequences < 1 or max_tokens_per_step < 1:
             raise KforgeError("max_sequences and max_tokens_per_step must be at least 1.")
         pages = -(-kv_tokens // PAGE_TOKENS)
-        options = RunnerOptions(threads, kv, act or "a8", rows, torch_dtype)
+        options = RunnerOptions(threads, kv, act or DEFAULT_ACT, rows, torch_dtype)
         self.model = model
         self.limits = StepLimits(max_tokens_per_step, min(max_sequences, max_tokens_per_step), pages, PAGE_TOKENS,
                                  min(model.config.context_length, pages * PAGE_TOKENS))

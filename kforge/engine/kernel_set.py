@@ -6,21 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kforge.backends import templates
 from kforge.backends.cpp import admission
 from kforge.backends.cpp.build import build
+from kforge.backends.defaults import default_kernel
+from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.kernel import Tier
-from kforge.core.layout import DEFAULT_ROWS
 from kforge.core.target import Target
-from kforge.core.trial import Artifact, Candidate, Failure, NumericsClass
+from kforge.core.trial import Failure, NumericsClass
 from kforge.core.workload import Problem
 
 if TYPE_CHECKING:
     from kforge.registry.snapshot import Snapshot
     from kforge.registry.store import Store
-
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,9 @@ class KernelSet(Protocol):
 
 
 class DefaultKernels:
-    """Shipped templates at their defaults: for each problem the most demanding template that fits the target.
+    """Shipped templates at their defaults (``kforge.backends.defaults``).
 
-    What a template requires of the target is a measure of how much of it it uses. Only exact templates serve. Builds
-    are cached on disk by hash; every artifact is admitted again when it is loaded.
+    Builds are cached on disk by hash; every artifact is admitted again when it is loaded.
     """
 
     name = "default"
@@ -59,7 +57,6 @@ class DefaultKernels:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._chosen: dict[Problem, ChosenKernel] = {}
-        self._templates: dict[str, list[templates.Template]] = {}
 
     def rows(self, weight: Problem) -> int:
         return DEFAULT_ROWS
@@ -70,25 +67,12 @@ class DefaultKernels:
         return self._chosen[problem]
 
     def _make(self, problem: Problem) -> ChosenKernel:
-        refused = []
-        for template in self._ordered(problem.operator):
-            if reason := template.applies(problem, self.target):
-                refused.append(f"{template.path}: {reason}")
-                continue
-            candidate = template.render(problem, self.target, template.defaults(problem, self.target))
-            made = _build(candidate, self.target)
-            if isinstance(made, Failure):
-                refused.append(f"{template.path}: {made.kind}: {made.reason}")
-                continue
-            return ChosenKernel(made, candidate.hash, template.path, candidate.numerics, Tier.DEFAULT)
-        reasons = "; ".join(refused) or "no template is shipped for this operator"
-        raise KforgeError(f"No kernel for {problem.key} on {self.target.name}: {reasons}. Or run --kernels none.")
-
-    def _ordered(self, operator: str) -> list[templates.Template]:
-        if operator not in self._templates:
-            exact = [t for t in templates.load(operator) if t.numerics is NumericsClass.EXACT and t.backend == "cpp"]
-            self._templates[operator] = sorted(exact, key=lambda t: (-len(t.requires), t.path))
-        return self._templates[operator]
+        candidate = default_kernel(problem, self.target)
+        artifact = build(candidate, self.target)
+        if isinstance(artifact, Failure):
+            raise KforgeError(f"The default kernel of {problem.key} built once, but not again: {artifact.reason}.")
+        image = _admit(artifact.data, candidate.hash)
+        return ChosenKernel(image, candidate.hash, candidate.template, candidate.numerics, Tier.DEFAULT)
 
 
 class TunedKernels:
@@ -105,8 +89,7 @@ class TunedKernels:
         self._images: dict[str, Image] = {}
 
     def rows(self, weight: Problem) -> int:
-        settled = self._snapshot.settled(weight, self.target.identity)
-        return settled.rows if settled and settled.rows else self._default.rows(weight)
+        return self._snapshot.rows(weight, self.target.identity)
 
     def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
         from kforge.operators import get
@@ -123,7 +106,7 @@ class TunedKernels:
 
 
 class Overlay:
-    """A set in which some problems (by key) are another set's: leaving one kernel out, or trying one."""
+    """A set in which some problems (by key) are another set's: what a step takes without one kernel."""
 
     def __init__(self, base: KernelSet, instead: Mapping[str, KernelSet], name: str = "overlay") -> None:
         self.name = name
@@ -136,23 +119,6 @@ class Overlay:
 
     def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
         return self._instead.get(problem.key, self._base).choose(problem, dynamic)
-
-
-class OneKernel:
-    """A candidate that was just built, for every problem that it is asked for: what ``Overlay`` tries."""
-
-    name = "one"
-
-    def __init__(self, candidate: Candidate, artifact: Artifact, target: Target) -> None:
-        self.target = target
-        image = _admit(artifact.data, candidate.hash)
-        self._kernel = ChosenKernel(image, candidate.hash, candidate.template, candidate.numerics, Tier.EXACT)
-
-    def rows(self, weight: Problem) -> int:
-        return DEFAULT_ROWS
-
-    def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
-        return self._kernel
 
 
 def named(name: str, target: Target | None = None) -> KernelSet:
@@ -171,11 +137,6 @@ def named(name: str, target: Target | None = None) -> KernelSet:
 
         return TunedKernels(open_snapshot(), Store(data_dir() / "store"), default)
     raise KforgeError(f"Unknown kernels '{name}': use none, default or tuned.")
-
-
-def _build(candidate: Candidate, target: Target) -> Image | Failure:
-    artifact = build(candidate, target)
-    return artifact if isinstance(artifact, Failure) else admission.admit(artifact.data)
 
 
 def _admit(data: bytes, name: str) -> Image:

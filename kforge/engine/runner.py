@@ -27,11 +27,11 @@ class KernelUse:
 class RunnerOptions:
     """Choices that hold for the life of an engine; see ``Engine``."""
 
-    threads: int | None = None
-    kv: str = "f16"
-    act: str = "a8"
-    rows: int | None = None
-    torch_dtype: str = "f32"
+    threads: int | None
+    kv: str
+    act: str
+    rows: int | None
+    torch_dtype: str
 
 
 @dataclass(frozen=True)

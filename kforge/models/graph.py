@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_ROWS, PAGE_TOKENS
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
 from kforge.core.workload import Attr, Problem
@@ -58,10 +59,10 @@ class CallKind(StrEnum):
 class StepOptions:
     """Choices that are compiled into kernels and hold for the whole engine."""
 
-    kv: str = "f16"  # element type of the KV cache
-    page: int = 64  # tokens per page of the KV cache
-    rows: int = 32  # panel height of packed weights
-    act: str = "a8"  # activations of integer-quantised weights: "a8" or "f32"; float weights always take f32
+    kv: str = DEFAULT_KV  # element type of the KV cache
+    page: int = PAGE_TOKENS  # tokens per page of the KV cache
+    rows: int = DEFAULT_ROWS  # panel height of packed weights
+    act: str = DEFAULT_ACT  # activations of integer-quantised weights: "a8" or "f32"; float weights always take f32
 
 
 @dataclass(frozen=True)

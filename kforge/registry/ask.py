@@ -7,7 +7,6 @@ from pathlib import Path
 
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import Answer
-from kforge.core.layout import DEFAULT_ROWS
 from kforge.core.target import Target
 from kforge.core.workload import Attr, Problem
 from kforge.registry.lookup import Asker, lookup
@@ -64,6 +63,5 @@ def ask(snapshot: Snapshot, operator: str, axes: Mapping[str, Attr], target: str
             f"{', '.join((*contract.static_axes, *contract.dynamic_axes))}"
         )
     if "rows" in contract.static_axes and "rows" not in static:
-        settled = snapshot.settled(Problem.of(operator, **static), hardware.identity)
-        static["rows"] = settled.rows if settled and settled.rows else DEFAULT_ROWS
+        static["rows"] = snapshot.rows(Problem.of(operator, **static), hardware.identity)
     return lookup(snapshot, Problem.of(operator, **static), dynamic, asker(hardware), contract.bucket)

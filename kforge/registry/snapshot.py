@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.layout import Layout
@@ -52,6 +53,11 @@ class Snapshot:
     def settled(self, problem: Problem, target_identity: str) -> Settled | None:
         """What was decided for a problem (without its layout) on a target, None when it was never tuned there."""
         return self._settled.get(f"{target_identity} {problem.key}")
+
+    def rows(self, problem: Problem, target_identity: str) -> int:
+        """Panel height of a packed weight: what was chosen for it on the target, else the default."""
+        settled = self.settled(problem, target_identity)
+        return settled.rows if settled and settled.rows else DEFAULT_ROWS
 
 
 EMPTY = Snapshot.of(())

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kforge.backends import templates
-from kforge.backends.cpp.build import build
+from kforge.backends.defaults import default_kernel
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, Tier
-from kforge.core.layout import DEFAULT_ROWS
 from kforge.core.paths import shipped
 from kforge.core.target import Target
-from kforge.core.trial import Artifact, Candidate, NumericsClass
+from kforge.core.trial import Candidate, NumericsClass
 from kforge.core.workload import Attr, Problem, Workload, attrs, stable_hash
 from kforge.operators import get, names
 from kforge.registry.ask import ask
@@ -38,7 +37,7 @@ class Incumbent:
 
 
 def workload_of(operator: str, axes: Mapping[str, Attr], snapshot: Snapshot, target: Target) -> Workload:
-    """The workload of named axes. A missing ``rows`` is the layout chosen on this target, else 32.
+    """The workload of named axes. A missing ``rows`` is the layout chosen on this target, else the default.
 
     Raises KforgeError, naming the axis, for what is missing, unknown or impossible.
     """
@@ -52,8 +51,7 @@ def workload_of(operator: str, axes: Mapping[str, Attr], snapshot: Snapshot, tar
     if missing := [n for n in known if n not in axes and n != "rows"]:
         raise KforgeError(f"--axes lacks {', '.join(f'{n}=...' for n in missing)}; {operator} has {', '.join(known)}")
     if "rows" in contract.static_axes and "rows" not in static:
-        settled = snapshot.settled(Problem.of(operator, **static), target.identity)
-        static["rows"] = settled.rows if settled and settled.rows else DEFAULT_ROWS
+        static["rows"] = snapshot.rows(Problem.of(operator, **static), target.identity)
     dynamic = {n: axes[n] for n in contract.dynamic_axes}
     if wrong := [n for n, v in dynamic.items() if not isinstance(v, int) or v < 1]:
         raise KforgeError(f"--axes {wrong[0]}={dynamic[wrong[0]]}: dynamic axes are numbers of at least 1")
@@ -109,21 +107,6 @@ def _from_template(file: Path, text: str, problem: Problem, target: Target, para
         chosen = {**template.defaults(problem, target), **params}
         rendered = template.render(problem, target, chosen, proposer=HAND)
     return dataclasses.replace(rendered, template=f"file:{file.name}")
-
-
-def default_kernel(problem: Problem, target: Target) -> Candidate:
-    """What serves untuned: the exact template that asks most of the target, at its defaults."""
-    exact = [t for t in templates.load(problem.operator) if t.numerics is NumericsClass.EXACT and t.backend == "cpp"]
-    refused = []
-    for template in sorted(exact, key=lambda t: (-len(t.requires), t.path)):
-        if reason := template.applies(problem, target):
-            refused.append(f"{template.path}: {reason}")
-            continue
-        candidate = template.render(problem, target, template.defaults(problem, target))
-        if isinstance(built := build(candidate, target), Artifact):
-            return candidate
-        refused.append(f"{template.path}: {built.reason}")
-    raise KforgeError(f"no default kernel for {problem.key} on {target.name}: {'; '.join(refused) or 'no template'}")
 
 
 def incumbent(which: str, workload: Workload, snapshot: Snapshot, store: Store, target: Target) -> Incumbent:

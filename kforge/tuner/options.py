@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
+
 
 @dataclass(frozen=True)
 class TuneOptions:
@@ -16,8 +18,8 @@ class TuneOptions:
     context: int = 512
     prefill: int = 512
     threads: int = 2
-    kv: str = "f16"
-    act: str = "a8"
+    kv: str = DEFAULT_KV
+    act: str = DEFAULT_ACT
     only: str = ""  # text that a problem's key must contain
     retune: bool = False  # also what the registry says is settled
     seed: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kforge.backends.templates import Template
-from kforge.core.layout import DEFAULT_ROWS
+from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.target import Target
 from kforge.core.trial import Candidate
 from kforge.core.workload import Attr, attrs, stable_hash
@@ -65,7 +65,7 @@ class Space:
     def default(self, rows: int) -> Point:
         """What serves untuned in this layout: the most capable template that fits, at its defaults."""
         mine = [p for p in self.defaults if p.rows == rows]
-        return max(mine, key=lambda p: len(self._templates[p.template, rows].requires))
+        return max(mine, key=lambda p: self._templates[p.template, rows].demand)
 
     def render(self, point: Point, proposer: str = "builtin") -> Candidate:
         template = self._templates[point.template, point.rows]

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kforge.core.defaults import PAGE_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
-from kforge.engine.engine import PAGE_TOKENS, Engine
+from kforge.engine.engine import Engine
 from kforge.engine.measure import Comparison, Setting, compare, decode_setting, prefill_setting
 from kforge.models.graph import StepOptions
 from kforge.models.model import Model
@@ -50,7 +51,7 @@ def tune(
         folder.write(Event.STARTED, _started(options, target))
     registry.begin_run(folder.id, options.model, target.identity, folder.path)
     ways = modes(options.batches, (options.context,), options.prefill)
-    step = StepOptions(kv=options.kv, page=PAGE_TOKENS, act=options.act)
+    step = StepOptions(kv=options.kv, act=options.act)
     rows = workloads(model, options.batches, (options.context,), options.prefill, step)
     with registry.tuning_lock():
         coordinator = Coordinator(options, folder, registry, target, watcher)

@@ -13,10 +13,10 @@ from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState, Tier
 from kforge.core.workload import Problem
 from kforge.engine.engine import Engine
-from kforge.engine.kernel_set import OneKernel, Overlay, TunedKernels
+from kforge.engine.kernel_set import Overlay, TunedKernels
 from kforge.operators import get
 from kforge.registry.database import Registry
-from kforge.registry.snapshot import EMPTY, read
+from kforge.registry.snapshot import EMPTY, Snapshot, read
 
 ARGMAX = Problem.of("argmax", V=320)
 TOKENS = list(range(40))
@@ -84,8 +84,9 @@ def test_the_engine_runs_what_the_registry_serves_and_says_so(toy, kernels, regi
     assert argmax_uses(plain) == {(kernels.choose(ARGMAX, {}).candidate_hash, "default")}
 
 
-def test_leaving_a_kernel_out_uses_the_other_set_for_that_problem_only(toy, kernels, other):
-    mixed = Overlay(kernels, {ARGMAX.key: OneKernel(*other, kernels.target)})
+def test_leaving_a_kernel_out_uses_the_other_set_for_that_problem_only(toy, kernels, registry, other, tmp_path):
+    tuned = TunedKernels(read(tmp_path / "registry.db"), registry.store, kernels)
+    mixed = Overlay(kernels, {ARGMAX.key: tuned})
     engine = Engine(toy, mixed, act="f32", kv_tokens=256, text=False)
     engine.generate([TOKENS])
     assert argmax_uses(engine) == {(other[0].hash, "exact")}
@@ -99,10 +100,11 @@ def test_a_damaged_artifact_is_not_loaded(kernels, registry, other, tmp_path):
         TunedKernels(read(tmp_path / "registry.db"), registry.store, kernels).choose(ARGMAX, {"R": 1})
 
 
-def test_an_artifact_that_is_no_pure_computation_is_refused(kernels, other):
-    candidate, artifact = other
+def test_an_artifact_that_is_no_pure_computation_is_refused(kernels, registry, tmp_path):
+    served = read(tmp_path / "registry.db").kernels[0]
+    impure = replace(served, artifact_hash=registry.store.put(b"\x7fELF" + bytes(100)))
     with pytest.raises(KforgeError, match=r"is refused"):
-        OneKernel(candidate, replace(artifact, data=b"\x7fELF" + bytes(100)), kernels.target)
+        TunedKernels(Snapshot.of([impure]), registry.store, kernels).choose(ARGMAX, {"R": 1})
 
 
 def test_shared_scratch_serves_any_number_of_rows(toy, kernels):

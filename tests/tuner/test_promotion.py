@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from kforge.backends.defaults import default_kernel
 from kforge.core.kernel import KernelState
 from kforge.core.trial import Artifact, Decision, Verdict
 from kforge.core.workload import Phase
-from kforge.engine.engine import PAGE_TOKENS
 from kforge.models import load
 from kforge.models.graph import CallKind, StepOptions
 from kforge.models.synth import synth
@@ -17,7 +17,6 @@ from kforge.models.workloads import Mode, workloads
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import read
 from kforge.targets.files import load_target
-from kforge.tuner.contenders import default_kernel
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Silent
@@ -54,7 +53,7 @@ def test_the_engine_runs_with_and_without_a_winner_and_proves_that_it_was_called
     synth("tiny-llama-test", "q4_0", tmp_path / "tiny.gguf")
     model, target = load(tmp_path / "tiny.gguf"), load_target("host")
     options = TuneOptions("tiny", batches=(2,), context=64, prefill=64, threads=1)
-    rows = workloads(model, (2,), (64,), 0, StepOptions(kv=options.kv, page=PAGE_TOKENS, act=options.act))
+    rows = workloads(model, (2,), (64,), 0, StepOptions(kv=options.kv, act=options.act))
     workload = next(r.workload for r in rows if r.kind is CallKind.DOWN)
     candidate = default_kernel(workload.problem, target)
     # The same machine code under another name: a winner that gives nothing, but that must be seen to run.
