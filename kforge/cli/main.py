@@ -23,16 +23,10 @@ def root() -> None:
 
 
 def main() -> None:
-    """Entry of the console script: bad input ends in one sentence and exit code 2."""
-    from kforge.core.errors import KforgeError
+    """Entry of the console script."""
+    from kforge.cli.ending import ended
 
-    try:
-        app()
-    except KforgeError as error:
-        print(f"kforge: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.exit(1)
+    sys.exit(ended(app))
 
 
 if __name__ == "__main__":
