@@ -29,7 +29,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.target import Target
 from kforge.core.trial import Artifact
-from kforge.core.workload import Attr, Problem, Workload
+from kforge.core.workload import Attr, Problem, Workload, attribute
 from kforge.native import Arena, Kernel, Program, Team, huge_array
 from kforge.targets.files import host
 from kforge.targets.probe import BandwidthProbe, measure_peak
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     pairs = [item.split("=", 1) for item in args.set]
-    given: dict[str, Attr] = {name: int(value) if value.isdigit() else value for name, value in pairs}
+    given: dict[str, Attr] = {name: attribute(value) for name, value in pairs}
     target = host(quick=True)
     team = Team(args.threads or target.cores)
     table = Table("shape", "template", "bandwidth", "float32", "limit", "best", "spread",

@@ -30,7 +30,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.target import Target
 from kforge.core.trial import Artifact
-from kforge.core.workload import Attr, Problem, Workload
+from kforge.core.workload import Attr, Problem, Workload, attribute
 from kforge.native import Arena, Kernel, Program, Team, huge_array
 from kforge.operators import layouts
 from kforge.targets.files import host
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     pairs = [item.split("=", 1) for item in args.set]
-    given: dict[str, Attr] = {name: int(value) if value.isdigit() else value for name, value in pairs}
+    given: dict[str, Attr] = {name: attribute(value) for name, value in pairs}
     console = Console(width=100)
     table = Table("shape", "M", "template", "of bandwidth", "of compute peak", "of the limit", "best", "spread",
                   title=f"{args.threads} threads")

@@ -52,12 +52,14 @@ def lookup(
 
 
 def _parse(axes: list[str]) -> dict[str, int | str]:
+    from kforge.core.workload import attribute
+
     given: dict[str, int | str] = {}
     for axis in axes:
         name, separator, value = axis.partition("=")
         if not separator or not name or not value:
             raise KforgeError(f"{axis!r} is not NAME=VALUE, for instance K=576")
-        given[name] = int(value) if value.lstrip("-").isdigit() else value
+        given[name] = attribute(value)
     return given
 
 

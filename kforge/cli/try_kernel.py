@@ -68,6 +68,8 @@ def try_kernel(
 
 def pairs_of(option: str, text: str) -> dict[str, Attr]:
     """NAME=VALUE pairs with commas between; whole numbers become ints."""
+    from kforge.core.workload import attribute
+
     found: dict[str, Attr] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, separator, value = part.partition("=")
@@ -75,7 +77,7 @@ def pairs_of(option: str, text: str) -> dict[str, Attr]:
             raise KforgeError(f"{option} {part!r} is not NAME=VALUE, for instance K=576")
         if name in found:
             raise KforgeError(f"{option} gives {name} twice")
-        found[name] = int(value) if value.lstrip("-").isdigit() else value
+        found[name] = attribute(value)
     return found
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import builtins
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
 Attr = int | str
+
+
+def attribute(text: str) -> Attr:
+    """A value as it stands in a key or on a command line: whole numbers become ints."""
+    return int(text) if text.removeprefix("-").isdecimal() else text
 
 
 def attrs(values: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
@@ -48,6 +53,21 @@ class Problem:
         """Canonical text, such as ``linear(K=576,N=960,act=a8,...)``: equal for equal problems, in every version."""
         return f"{self.operator}({','.join(f'{k}={v}' for k, v in self.static)})"
 
+    @classmethod
+    def parse(cls, key: builtins.str) -> Problem:
+        """The problem that ``key`` names."""
+        operator, _, static = key.removesuffix(")").partition("(")
+        return cls(operator, tuple(_pairs(static)))
+
+    @property
+    def without_layout(self) -> Problem:
+        """Before a layout was chosen for its packed weight: what a model asks for, and what is tuned jointly."""
+        return Problem(self.operator, tuple((k, v) for k, v in self.static if k != "rows"))
+
+    def with_rows(self, rows: builtins.int) -> Problem:
+        """With the panel height of its packed weight."""
+        return Problem.of(self.operator, **{**dict(self.static), "rows": rows})
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -71,11 +91,28 @@ class Workload:
 
     @property
     def key(self) -> str:
-        return f"{self.problem.key}@{','.join(f'{k}={v}' for k, v in self.dynamic)}"
+        return f"{self.problem.key}@{self.point}"
+
+    @property
+    def point(self) -> str:
+        """Its dynamic axes as text, such as ``M=8``."""
+        return ",".join(f"{k}={v}" for k, v in self.dynamic)
+
+    @classmethod
+    def parse(cls, key: str) -> Workload:
+        """The workload that ``key`` names; how often it is called is not in it."""
+        problem, _, axes = key.rpartition("@")
+        return cls(Problem.parse(problem), tuple((name, int(value)) for name, value in _pairs(axes)))
 
     @property
     def hash(self) -> str:
         return stable_hash(self.key)
+
+
+def _pairs(text: str) -> Iterator[tuple[str, Attr]]:
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        yield name, attribute(value)
 
 
 def stable_hash(value: object, length: int = 16) -> str:

@@ -62,16 +62,11 @@ def with_rows(calls: list[Call], rows: RowsOf) -> list[Call]:
 
     A tied head decides for the embedding, which reads a row a token where the head reads everything.
     """
-    heights = {call.weights: rows(_without_rows(call.problem)) for call in calls if call.problem.operator == "linear"}
+    heights = {call.weights: rows(call.problem.without_layout) for call in calls if call.problem.operator == "linear"}
     out = []
     for call in calls:
         if "rows" in dict(call.problem.static):
-            height = heights.get(call.weights) or rows(_without_rows(call.problem))
-            static = {**dict(call.problem.static), "rows": height}
-            call = dataclasses.replace(call, problem=Problem.of(call.problem.operator, **static))
+            height = heights.get(call.weights) or rows(call.problem.without_layout)
+            call = dataclasses.replace(call, problem=call.problem.with_rows(height))
         out.append(call)
     return out
-
-
-def _without_rows(problem: Problem) -> Problem:
-    return Problem(problem.operator, tuple((k, v) for k, v in problem.static if k != "rows"))

@@ -99,7 +99,7 @@ class Coordinator:
             return False
         if any(d["task"] == space.task.problem.key for d in self.folder.of(Event.SETTLED)):
             return True
-        wanted = {b.workload.key.rpartition("@")[2] for b in space.task.buckets}
+        wanted = {b.workload.point for b in space.task.buckets}
         if not wanted <= set(before.buckets):
             return False
         answers = [

@@ -16,7 +16,7 @@ from kforge.harness.judge import Rules
 from kforge.registry.ask import ask
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
-from kforge.tuner.journal import Event, RunFolder
+from kforge.tuner.journal import Event, RunFolder, verdict_from_json
 from kforge.tuner.plan import Bucket
 from kforge.tuner.points import Point, Space
 from kforge.tuner.search import TaskSearch
@@ -60,7 +60,7 @@ class Finals:
             kernel = self._bucket(space, search, bucket, rows)
             if kernel is not None:
                 accepted.append(kernel)
-        buckets = tuple(b.workload.key.rpartition("@")[2] for b in space.task.buckets)
+        buckets = tuple(b.workload.point for b in space.task.buckets)
         self._registry.settle(
             self._folder.id, self._target.identity, Settled(space.task.problem.key, rows, buckets, space.templates_hash)
         )
@@ -158,16 +158,3 @@ def bucket_shapes(workload: Workload) -> Sequence[Workload]:
             smallest = axes[axis] // 2 + 1
             return (workload, Workload(workload.problem, ((axis, smallest),), workload.count, workload.phase))
     return (workload,)
-
-
-def verdict_from_json(data: dict) -> Verdict:
-    from kforge.core.trial import RejectReason
-
-    return Verdict(
-        **{
-            **data,
-            "decision": Decision(data["decision"]),
-            "reason": RejectReason(data["reason"]) if data["reason"] else None,
-            "per_shape": tuple((k, g) for k, g in data["per_shape"]),
-        }
-    )

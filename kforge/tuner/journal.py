@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kforge.core.errors import KforgeError
-from kforge.core.trial import Failure, FailureClass, Timing, Trial
+from kforge.core.trial import Decision, Failure, FailureClass, RejectReason, Timing, Trial, Verdict
 from kforge.core.workload import attrs
 
 
@@ -139,6 +139,13 @@ def trial_from_json(data: dict) -> Trial:
     failure = data["failure"]
     rebuilt = Failure(FailureClass(failure["kind"]), failure["reason"], failure["detail"]) if failure else None
     return Trial(**{**data, "params": attrs(data["params"]), "timing": timing, "failure": rebuilt})
+
+
+def verdict_from_json(data: dict) -> Verdict:
+    """From ``dataclasses.asdict`` of a verdict, through JSON."""
+    reason = RejectReason(data["reason"]) if data["reason"] else None
+    per_shape = tuple((workload, gain) for workload, gain in data["per_shape"])
+    return Verdict(**{**data, "decision": Decision(data["decision"]), "reason": reason, "per_shape": per_shape})
 
 
 def _slug(text: str) -> str:

@@ -79,7 +79,7 @@ class Measurer:
             Progress(
                 task=space.task.problem.key,
                 point=point.name,
-                bucket=bucket.workload.key.rpartition("@")[2],
+                bucket=bucket.workload.point,
                 seconds=trial.timing.seconds if trial.timing else None,
                 failure=trial.failure.kind.value if trial.failure else "",
                 best=self._best.get(bucket.workload.key, 0.0),

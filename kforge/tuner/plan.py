@@ -33,11 +33,7 @@ class Task:
 
     def at(self, rows: int) -> Problem:
         """The problem with its layout; ``rows`` is ignored where there is no packed weight."""
-        return (
-            Problem.of(self.problem.operator, **{**dict(self.problem.static), "rows": rows})
-            if self.packed
-            else self.problem
-        )
+        return self.problem.with_rows(rows) if self.packed else self.problem
 
     def workload(self, bucket: Bucket, rows: int) -> Workload:
         return Workload(self.at(rows), bucket.workload.dynamic, bucket.workload.count, bucket.workload.phase)
@@ -48,10 +44,6 @@ class Task:
             return (0,)
         gated = dict(self.problem.static).get("epilogue") == "silu_gate"
         return tuple(r for r in ROWS_CHOICES if r >= 32 or not gated)
-
-
-def without_layout(problem: Problem) -> Problem:
-    return Problem(problem.operator, tuple((k, v) for k, v in problem.static if k != "rows"))
 
 
 BucketOf = Callable[[Problem, Mapping[str, int]], dict[str, int]]
@@ -66,7 +58,7 @@ def plan(rows: Sequence[WorkloadRow], bucket_of: BucketOf) -> list[Task]:
     first: dict[tuple, Workload] = {}
     for row in rows:
         workload, mode = row.workload, row.mode.name
-        problem = without_layout(workload.problem)
+        problem = workload.problem.without_layout
         point = tuple(sorted(bucket_of(workload.problem, workload.axes).items()))
         axes = {**workload.axes, **dict(point)}
         first.setdefault((problem, point), Workload.of(workload.problem, phase=workload.phase, **axes))

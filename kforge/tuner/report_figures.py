@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from kforge.core.trial import Decision
+from kforge.core.workload import Workload
 from kforge.operators import get
 from kforge.tuner.report_names import microseconds, short_bucket, short_problem, short_template
-from kforge.tuner.run_view import RunView, TaskView, TriedPoint, workload_of_key
+from kforge.tuner.run_view import RunView, TaskView, TriedPoint
 
 PALETTE = ("#4c8dd9", "#e0843a", "#3fa877", "#c95f9a", "#8b74d6", "#b39a2f", "#48a9b8", "#d9605c", "#7f8c5a", "#9a7158")
 GREY, GRID = "#8a8f98", "rgba(138,143,152,0.22)"
@@ -65,7 +66,7 @@ class _Placed:
 
 
 def _placed(point: TriedPoint) -> _Placed | None:
-    workload = workload_of_key(point.trial.workload)
+    workload = Workload.parse(point.trial.workload)
     try:
         cost = get(workload.problem.operator).cost(workload)
     except (KeyError, ValueError):  # an operator that this version does not have

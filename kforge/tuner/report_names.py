@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kforge.tuner.run_view import workload_of_key
+from kforge.core.workload import Problem
 
 _SILENT = {"none", 0}
 
 
 def short_problem(key: str) -> str:
     """``linear(K=576,N=960,act=a8,bias=0,...)`` as ``linear 576x960 q4_1 a8``."""
-    problem = workload_of_key(f"{key}@").problem
+    problem = Problem.parse(key)
     static = dict(problem.static)
     words = [problem.operator]
     if "K" in static:

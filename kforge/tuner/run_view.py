@@ -9,9 +9,8 @@ from pathlib import Path
 
 from kforge.core.errors import KforgeError
 from kforge.core.trial import Trial, Verdict
-from kforge.core.workload import Attr, Problem, Workload
-from kforge.tuner.finals import verdict_from_json
-from kforge.tuner.journal import Event, Line, RunFolder, trial_from_json
+from kforge.core.workload import Problem
+from kforge.tuner.journal import Event, Line, RunFolder, trial_from_json, verdict_from_json
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.promotion import EngineVerdict
 
@@ -107,7 +106,7 @@ class RunView:
 
     def engine_of(self, task: str) -> list[EngineVerdict]:
         """Engine verdicts on a problem, whatever its layout."""
-        return [v for v in self.engine if without_rows(v.problem) == task]
+        return [v for v in self.engine if Problem.parse(v.problem).without_layout.key == task]
 
 
 def view_of(path: Path) -> RunView:
@@ -192,22 +191,3 @@ def _rate(figure: Mapping) -> Rate:
         ratio["median"],
         ratio["spread"],
     )
-
-
-def workload_of_key(key: str) -> Workload:
-    """The workload that ``Workload.key`` names."""
-    problem, _, axes = key.rpartition("@")
-    operator, _, static = problem.rstrip(")").partition("(")
-    return Workload(Problem(operator, tuple(_pairs(static))), tuple((n, int(v)) for n, v in _pairs(axes)))
-
-
-def _pairs(text: str) -> Iterable[tuple[str, Attr]]:
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        yield name, int(value) if value.lstrip("-").isdigit() else value
-
-
-def without_rows(problem: str) -> str:
-    """A problem's key without its weight's layout: the key of its task."""
-    operator, _, static = problem.rstrip(")").partition("(")
-    return f"{operator}({','.join(p for p in static.split(',') if not p.startswith('rows='))})"

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from kforge.cli.runs import app
 from kforge.core.errors import KforgeError
+from kforge.core.workload import Workload
 from kforge.tuner.report import failure_rows, layout_rows, problem_rows, render
 from kforge.tuner.report_names import short_problem
-from kforge.tuner.run_view import view_of, workload_of_key
+from kforge.tuner.run_view import view_of
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_what_is_no_run_is_named(tmp_path: Path):
 
 def test_keys_are_read_back(finished: Path):
     for point in view_of(finished).tried:
-        assert workload_of_key(point.trial.workload).key == point.trial.workload
+        assert Workload.parse(point.trial.workload).key == point.trial.workload
     assert short_problem("argmax(V=49152)") == "argmax V=49152"
 
 
