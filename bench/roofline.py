@@ -18,7 +18,7 @@ from measuring import write_json
 from rich.console import Console
 from rich.table import Table
 
-from kforge.core.paths import data_dir
+from kforge.core.paths import store_path
 from kforge.core.summary import Summary
 from kforge.core.target import Target
 from kforge.core.workload import Workload
@@ -113,7 +113,7 @@ def main() -> None:
     for column in ("workload", "calls", "us", "share", "bound by", "GB/s then"):
         table.add_column(column, justify="left" if column == "workload" else "right", overflow="fold")
     results = []
-    snapshot, store = open_snapshot(), Store(data_dir() / "store")
+    snapshot, store = open_snapshot(), Store(store_path())
     with Harness(target, threads) as harness:
         probe = BandwidthProbe(threads)
         for task in tasks:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kforge.core.errors import KforgeError
-from kforge.core.paths import cache_dir, data_dir
+from kforge.core.paths import cache_dir, data_dir, registry_path
 
 _LEAST_FREE = 1 << 30  # bytes: a model, compiled kernels and a run's journal
 _BUSY = 0.5  # load per core beyond which timings suffer
@@ -224,7 +224,7 @@ def _registry() -> list[Finding]:
     from kforge.core.kernel import KernelState
     from kforge.registry.snapshot import read
 
-    path = data_dir() / "registry.db"
+    path = registry_path()
     if not path.exists():
         return [Finding("registry", State.OK, f"{path}: none yet, the first tune makes it")]
     try:

@@ -34,7 +34,7 @@ def try_kernel(
 ) -> None:
     """Build, check, time and compare one kernel of your own. Exit code 1 when it fails, 2 for bad input."""
     from kforge.cli.lookup import DEFAULTS
-    from kforge.core.paths import data_dir
+    from kforge.core.paths import store_path
     from kforge.core.trial import NumericsClass
     from kforge.harness import Harness
     from kforge.registry.ask import open_snapshot
@@ -46,7 +46,7 @@ def try_kernel(
 
     given = pairs_of("--axes", axes)
     target = load_target("host")
-    snapshot, store = open_snapshot(), Store(data_dir() / "store")
+    snapshot, store = open_snapshot(), Store(store_path())
     workload = workload_of(op, {**DEFAULTS.get(op, {}), **given}, snapshot, target)
     numerics = NumericsClass.RELAXED if relaxed else NumericsClass.EXACT
     candidate = from_file(file, workload.problem, target, pairs_of("--params", params), numerics)

@@ -131,11 +131,11 @@ def named(name: str, target: Target | None = None) -> KernelSet:
     if name == "default":
         return default
     if name == "tuned":
-        from kforge.core.paths import data_dir
+        from kforge.core.paths import store_path
         from kforge.registry.ask import open_snapshot
         from kforge.registry.store import Store
 
-        return TunedKernels(open_snapshot(), Store(data_dir() / "store"), default)
+        return TunedKernels(open_snapshot(), Store(store_path()), default)
     raise KforgeError(f"Unknown kernels '{name}': use none, default or tuned.")
 
 

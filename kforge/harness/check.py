@@ -63,7 +63,7 @@ def check_case(process: Process, operator: Operator, numerics: NumericsClass, ca
         return _at(second, case)
     if (different := _first_difference(specs, first, second)) is not None:
         reason = "two runs on the same inputs differ"
-        if _is_poison(specs, different, second, POISONS[1]):
+        if _is_poison(different, second, POISONS[1]):
             return _at(
                 Failure(FailureClass.INCORRECT, "the kernel left an output element unwritten", str(different)), case
             )
@@ -122,7 +122,7 @@ def _first_difference(
     return None
 
 
-def _is_poison(specs: Sequence[TensorSpec], where: Mismatch, outputs: Mapping[str, np.ndarray], poison: int) -> bool:
+def _is_poison(where: Mismatch, outputs: Mapping[str, np.ndarray], poison: int) -> bool:
     element = outputs[where.tensor][where.index]
     return np.asarray(element).tobytes() == bytes([poison]) * np.asarray(element).nbytes
 

@@ -69,7 +69,7 @@ class Harness:
 
     def evaluate(self, candidate: Candidate, workload: Workload, *, check: bool = True, cut_above: float | None = None,
                  plan: Plan = SEARCH) -> Trial:
-        """Build, admit, check, time. ``cut_above``: seconds of the best so far; slower ones are cut short."""
+        """Build, admit, check, time. ``cut_above``: seconds of a call beyond which one batch is enough."""
         trial = Trial(candidate.hash, workload.key, candidate.params, candidate.template,
                       roofline_seconds=self._limit_seconds(workload))
         built = self._build(candidate)

@@ -34,7 +34,6 @@ class Plan:
 
 SEARCH = Plan(batch_seconds=0.004, batches=5, handovers=60)
 PAIRS = Plan(batch_seconds=0.020, batches=30, handovers=200)
-CUT_RATIO = 1.3  # a candidate this much slower than the best in its first batch is not measured further
 
 
 @dataclass(frozen=True)
@@ -178,8 +177,7 @@ def estimate(stopwatch: Stopwatch, plan: Plan) -> float | Failure:
 
 
 def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_above: float | None) -> Timing | Failure:
-    """Median of batches less the hand-over. Stops early when the first batch is clearly slower than ``cut_above``
-    (seconds).
+    """Median of batches less the hand-over. One batch is enough when it takes more than ``cut_above`` seconds a call.
 
     Outputs of two batches, picked at random, are verified.
     """
@@ -201,7 +199,7 @@ def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_abo
         found.append(max(batch.seconds - overhead, 0.0) / calls)
         if i in verified and (failure := stopwatch.verify(expected)) is not None:
             return failure
-        if cut_above is not None and found[0] > CUT_RATIO * cut_above:
+        if cut_above is not None and found[0] > cut_above:
             if not verified & set(range(i + 1)) and (failure := stopwatch.verify(expected)) is not None:
                 return failure
             break

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import Answer
+from kforge.core.paths import registry_path
 from kforge.core.target import Target
 from kforge.core.workload import Attr, Problem
 from kforge.registry.lookup import Asker, lookup
@@ -18,11 +19,7 @@ ABI_VERSION = 1  # of kforge/abi.h; a test holds the two together
 
 def open_snapshot(path: Path | None = None) -> Snapshot:
     """The registry as it is now (``$KFORGE_HOME`` or the platform's data folder when no path is given)."""
-    if path is None:
-        from kforge.core.paths import data_dir
-
-        path = data_dir() / "registry.db"
-    return read(path)
+    return read(path or registry_path())
 
 
 def asker(target: Target) -> Asker:

@@ -1,4 +1,4 @@
-"""Writing to the registry: SQLite (WAL) by default, PostgreSQL by URL. Reading for look-ups is ``snapshot``."""
+"""Writing to the registry, a SQLite database (WAL). Reading for look-ups is ``snapshot``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from sqlalchemy.orm import Session
 
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState, Settled
+from kforge.core.paths import registry_path, store_path
 from kforge.core.trial import Trial
 from kforge.core.workload import Attr, Problem, attrs
-from kforge.registry.schema import EventRow, KernelRow, MissRow, RunRow, SettledRow, TrialRow
+from kforge.registry.schema import EventRow, KernelRow, RunRow, SettledRow, TrialRow
+from kforge.registry.snapshot import Snapshot, read
 from kforge.registry.store import Store
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -29,13 +31,6 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def default_path() -> Path:
-    """``$KFORGE_HOME`` or the platform's data folder, ``registry.db`` in it."""
-    from kforge.core.paths import data_dir
-
-    return data_dir() / "registry.db"
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Registry:
     @classmethod
     def open(cls, path: Path | None = None) -> Registry:
         """Open or create and bring the schema up to date; a KforgeError says why when that can't be."""
-        path = path or default_path()
+        path = path or registry_path()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -66,7 +61,7 @@ class Registry:
             ) from error
         engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
         event.listen(engine, "connect", _sqlite_pragmas)
-        registry = cls(engine, Store(path.parent / "store"), str(path))
+        registry = cls(engine, Store(store_path(path)), str(path))
         try:
             registry._migrate()
         except (OperationalError, DatabaseError) as error:
@@ -243,34 +238,6 @@ class Registry:
                 )
             )
 
-    def record_miss(
-        self, target_identity: str, problem: Problem, bucket: tuple[tuple[str, int], ...], count: int = 1
-    ) -> None:
-        key = ",".join(f"{k}={v}" for k, v in bucket)
-        with self._session() as session:
-            row = session.execute(
-                select(MissRow).where(
-                    MissRow.target_identity == target_identity,
-                    MissRow.problem == problem.key,
-                    MissRow.bucket_key == key,
-                )
-            ).scalar()
-            if row is None:
-                session.add(
-                    MissRow(
-                        target_identity=target_identity,
-                        problem=problem.key,
-                        static=dict(problem.static),
-                        operator=problem.operator,
-                        bucket=dict(bucket),
-                        bucket_key=key,
-                        count=count,
-                        created=now(),
-                    )
-                )
-            else:
-                row.count += count
-
     @contextmanager
     def tuning_lock(self) -> Iterator[None]:
         """Held while measuring: two tunes on one machine would only measure each other."""
@@ -291,6 +258,10 @@ class Registry:
             os.close(handle)
 
     # -- reading ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """All kernels and settlements as they are now."""
+        return read(Path(self.name))
 
     def trial_count(self, run: str) -> int:
         with self._session() as session:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from sqlalchemy import JSON, Float, ForeignKey, Index, Integer, String, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-REVISION = "0001"  # the newest migration; a database beyond it is from a newer kforge
-
 
 class Base(DeclarativeBase):
     pass
@@ -106,19 +104,3 @@ class SettledRow(Base):
     templates: Mapped[str] = mapped_column(String)  # hash over the templates that competed
     run: Mapped[str] = mapped_column(ForeignKey("run.id"))
     created: Mapped[str] = mapped_column(String)
-
-
-class MissRow(Base):
-    """What was asked for and not there: feeds the next run."""
-
-    __tablename__ = "miss"
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    target_identity: Mapped[str] = mapped_column(String)
-    problem: Mapped[str] = mapped_column(String)
-    static: Mapped[dict] = mapped_column(JSON)
-    operator: Mapped[str] = mapped_column(String)
-    bucket: Mapped[dict] = mapped_column(JSON)
-    bucket_key: Mapped[str] = mapped_column(String)
-    count: Mapped[int] = mapped_column(Integer)
-    created: Mapped[str] = mapped_column(String)
-    __table_args__ = (UniqueConstraint("target_identity", "problem", "bucket_key", name="miss_once"),)

@@ -25,15 +25,18 @@ class Store:
         path = self.path(digest)
         if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
             return digest
+        draft = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as out:
+                draft = Path(out.name)
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
-            os.replace(out.name, path)
+            os.replace(draft, path)
         except OSError as error:
-            Path(out.name).unlink(missing_ok=True) if "out" in locals() else None
+            if draft is not None:
+                draft.unlink(missing_ok=True)
             raise KforgeError(
                 f"cannot write {path}: {error.strerror}; free space or fix the folder's rights"
             ) from error

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kforge.backends import templates
+from kforge.backends.defaults import exact_templates
 from kforge.core.kernel import KernelRecord, Tier
 from kforge.core.target import Target
-from kforge.core.trial import NumericsClass
 from kforge.core.workload import attrs
 from kforge.harness import Harness
 from kforge.models.workloads import WorkloadRow
 from kforge.operators import get
-from kforge.registry.ask import ask, open_snapshot
+from kforge.registry.ask import ask
 from kforge.registry.database import Registry
 from kforge.targets.roofline import time_limit
 from kforge.tuner.finals import Finals
@@ -63,7 +62,7 @@ class Coordinator:
 
     def __init__(self, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher):
         self.options, self.folder, self.registry, self.target, self.watcher = options, folder, registry, target, watcher
-        self.snapshot = open_snapshot_of(registry)
+        self.snapshot = registry.snapshot()
 
     def run(self, rows: Sequence[WorkloadRow]) -> SearchOutcome:
         tasks = plan(rows, lambda problem, axes: get(problem.operator).bucket(problem, axes))
@@ -82,15 +81,14 @@ class Coordinator:
             measurer = Measurer(
                 self.folder, self.registry, harness, self.target, self.watcher, self.options.budget_seconds
             )
-            efforts = self._baseline(fresh, tasks, measurer)
+            efforts = self._baseline(fresh, measurer)
             self._search(efforts, measurer)
             accepted = self._judge(efforts, harness)
         settled = tuple(d["task"] for d in self.folder.of(Event.SETTLED))
         return SearchOutcome(tuple(accepted), settled, tuple(s.task.problem.key for s in kept), measurer.trials)
 
     def _space(self, task: Task) -> Space:
-        exact = [t for t in templates.load(task.problem.operator) if t.numerics is NumericsClass.EXACT]
-        return Space(task, exact, self.target)
+        return Space(task, exact_templates(task.problem.operator), self.target)
 
     def _is_settled(self, space: Space) -> bool:
         """Whether an earlier run settled all these buckets, with the same templates, and nothing is stale."""
@@ -108,7 +106,7 @@ class Coordinator:
         ]
         return not any(a.stale for a in answers if a.tier is Tier.EXACT)
 
-    def _baseline(self, spaces: Sequence[Space], tasks: Sequence[Task], measurer: Measurer) -> list[Effort]:
+    def _baseline(self, spaces: Sequence[Space], measurer: Measurer) -> list[Effort]:
         """Time the defaults first: they say what each problem's share of a step is, and so where effort pays."""
         if spaces:
             self.watcher.stage("timing the default kernels")
@@ -169,8 +167,9 @@ class Coordinator:
         )
 
     def _seeds(self, space: Space) -> list[Point]:
-        """The defaults in every layout, then the fastest points that the registry remembers of this problem."""
-        seeds = list(space.defaults)
+        """The default in every layout, each other template once, then what the registry remembers as fastest."""
+        seeds = [space.default(rows) for rows in space.layouts]
+        seeds += [p for p in space.defaults if p.rows == space.default_rows]
         for rows in space.task.rows_choices():
             for row in self.registry.tried(space.task.at(rows), self.target.identity, limit=5):
                 seeds.append(Point(row.template, rows, row.params))
@@ -226,10 +225,3 @@ class Coordinator:
                 continue
             accepted += finals.settle(effort.space, effort.search, effort.weights)
         return accepted
-
-
-def open_snapshot_of(registry: Registry):
-    """The registry as it is when the run starts."""
-    from pathlib import Path
-
-    return open_snapshot(Path(registry.name))

@@ -15,7 +15,7 @@ from kforge.tuner.plan import Bucket
 from kforge.tuner.points import Point, Space
 from kforge.tuner.progress import Progress, Watcher
 
-CUT_RATIO = 2.0  # a candidate this much slower than the best so far is cut early
+CUT_RATIO = 2.6  # a candidate this much slower than the best in its first batch is not measured further
 
 
 class Measurer:
@@ -49,10 +49,11 @@ class Measurer:
         seconds: dict[str, float] = {}
         for bucket in space.task.buckets:
             trial = self._one(space, point, candidate, bucket)
-            if trial.timing is not None and trial.failure is None:
-                seconds[bucket.workload.key] = trial.timing.seconds
-            elif trial.failure is not None:
+            if trial.timing is None or trial.failure is not None:
                 break  # what fails in one bucket is not worth the others' time
+            seconds[bucket.workload.key] = trial.timing.seconds
+            if trial.timing.seconds > HOPELESS * self._best.get(bucket.workload.key, trial.timing.seconds):
+                break  # nor is what is far behind
         return seconds
 
     def _one(self, space: Space, point: Point, candidate: Candidate, bucket: Bucket) -> Trial:

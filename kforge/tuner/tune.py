@@ -18,7 +18,7 @@ from kforge.models.workloads import modes, workloads
 from kforge.registry.database import Registry
 from kforge.targets.probe import measure_bandwidth
 from kforge.tuner.contenders import HAND
-from kforge.tuner.coordinator import Coordinator, SearchOutcome, open_snapshot_of
+from kforge.tuner.coordinator import Coordinator, SearchOutcome
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Watcher
@@ -63,7 +63,7 @@ def tune(
             promotion = Promotion(model, target, registry, folder, options, watcher)
             verdicts = promotion.promote(
                 coordinator.snapshot,
-                open_snapshot_of(registry),
+                registry.snapshot(),
                 accepted,
                 ways,
                 lambda: folder.used_seconds > options.budget_seconds,
@@ -91,7 +91,7 @@ def awaiting_engine(registry: Registry, run: str, target: Target) -> list[Kernel
     those that people handed in (kforge try --submit) on which the engine has said nothing yet."""
     return [
         k
-        for k in open_snapshot_of(registry).kernels
+        for k in registry.snapshot().kernels
         if (k.run == run and k.state in (KernelState.ACCEPTED, KernelState.PROMOTED))
         or (
             k.proposer == HAND
