@@ -29,7 +29,7 @@ class Measurer:
         self._done: dict[tuple[str, str], Trial] = {}
         self._best: dict[str, float] = {}
         for data in folder.of(Event.TRIAL):
-            self._remember(trial_from_json(data["trial"]))
+            self._remember(data["bucket"], trial_from_json(data["trial"]))
 
     @property
     def trials(self) -> int:
@@ -73,9 +73,7 @@ class Measurer:
             },
         )
         self._registry.record_trial(self._folder.id, self._target.identity, candidate.problem, trial)
-        self._remember(trial)
-        if trial.timing is not None:
-            self._best[bucket.workload.key] = min(trial.timing.seconds, best or trial.timing.seconds)
+        self._remember(bucket.workload.key, trial)
         self._watcher.trial(
             Progress(
                 task=space.task.problem.key,
@@ -92,5 +90,7 @@ class Measurer:
         )
         return trial
 
-    def _remember(self, trial: Trial) -> None:
+    def _remember(self, bucket: str, trial: Trial) -> None:
         self._done[trial.candidate_hash, trial.workload] = trial
+        if trial.timing is not None and trial.failure is None:
+            self._best[bucket] = min(trial.timing.seconds, self._best.get(bucket, trial.timing.seconds))

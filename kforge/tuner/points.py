@@ -62,6 +62,11 @@ class Space:
         """The panel height that serves untuned; 0 where there is no packed weight."""
         return DEFAULT_ROWS if self.task.packed else 0
 
+    @property
+    def layouts(self) -> list[int]:
+        """Panel heights in which some template serves."""
+        return sorted({p.rows for p in self.defaults})
+
     def default(self, rows: int) -> Point:
         """What serves untuned in this layout: the most capable template that fits, at its defaults."""
         mine = [p for p in self.defaults if p.rows == rows]
