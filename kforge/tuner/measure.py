@@ -15,7 +15,8 @@ from kforge.tuner.plan import Bucket
 from kforge.tuner.points import Point, Space
 from kforge.tuner.progress import Progress, Watcher
 
-CUT_RATIO = 2.6  # a candidate this much slower than the best in its first batch is not measured further
+CUT_RATIO = 2.0  # a candidate this much slower than the best so far is timed only briefly
+HOPELESS = 4.0  # and this much slower in one bucket, not at all in the others
 
 
 class Measurer:
