@@ -9,6 +9,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from kforge.harness.judge import walsh_averages
+
 
 @dataclass(frozen=True)
 class Location:
@@ -24,8 +26,7 @@ def locate(ratios: Sequence[float], error: float = 0.025) -> Location:
     statistic (Hollander and Wolfe, Nonparametric Statistical Methods, 3.7); they are the extremes for few pairs."""
     logs = np.log(np.asarray(ratios, dtype=np.float64))
     n = len(logs)
-    i, j = np.triu_indices(n)
-    walsh = np.sort((logs[i] + logs[j]) / 2)
+    walsh = np.sort(walsh_averages(logs))
     mean, deviation = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
     k = max(int(mean - NormalDist().inv_cdf(1 - error) * deviation), 0)
     return Location(math.expm1(float(np.median(walsh))), math.expm1(walsh[k]), math.expm1(walsh[len(walsh) - 1 - k]))

@@ -31,7 +31,7 @@ _REASONS = 3  # distinct ones shown per failure class
 
 @dataclass(frozen=True)
 class RateRow:
-    """One setting: cells are (kernels, tokens/s, spread, ratio to the kind before it)."""
+    """One setting: a cell per kind of kernels, with tokens/s and the ratio to the kind before it."""
 
     setting: str
     cells: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
@@ -173,10 +174,21 @@ def convergence(run: RunView, task: TaskView) -> go.Figure | None:
     return _styled(figure, 280)
 
 
+@dataclass(frozen=True)
+class _Bar:
+    """A gain with its confidence interval, as ratios minus one."""
+
+    label: str
+    gain: float
+    lower: float
+    upper: float
+    colour: str
+
+
 def judge_forest(run: RunView) -> go.Figure | None:
     """Each verdict's gain over its incumbent with its confidence interval."""
-    rows = [
-        (
+    bars = [
+        _Bar(
             f"{short_problem(j.task)} {short_bucket(j.bucket)} {j.verdict.candidate_hash[:6]}",
             j.verdict.gain,
             j.verdict.lower,
@@ -185,16 +197,16 @@ def judge_forest(run: RunView) -> go.Figure | None:
         )
         for j in run.judged
     ]
-    return _forest(rows, "gain over the incumbent, %")
+    return _forest(bars, "gain over the incumbent, %")
 
 
 def engine_forest(run: RunView) -> go.Figure | None:
     """What the engine gains by each problem's new kernels, per mode."""
-    rows = [
-        (f"{short_problem(v.problem)}, {v.mode}", v.gain, v.lower, v.upper, GOOD if v.promotes else BAD)
+    bars = [
+        _Bar(f"{short_problem(v.problem)}, {v.mode}", v.gain, v.lower, v.upper, GOOD if v.promotes else BAD)
         for v in run.engine
     ]
-    return _forest(rows, "gain of the engine, %")
+    return _forest(bars, "gain of the engine, %")
 
 
 def described(point: TriedPoint) -> str:
@@ -207,34 +219,34 @@ def _colour(decision: Decision) -> str:
     return {Decision.ACCEPTED: GOOD, Decision.REJECTED: BAD, Decision.UNDECIDED: OPEN}[decision]
 
 
-def _forest(rows: Sequence[tuple[str, float, float, float, str]], title: str) -> go.Figure | None:
-    rows = [r for r in rows if all(math.isfinite(v) for v in r[1:4])]
-    if not rows:
+def _forest(bars: Sequence[_Bar], title: str) -> go.Figure | None:
+    bars = [b for b in bars if all(map(math.isfinite, (b.gain, b.lower, b.upper)))]
+    if not bars:
         return None
     figure = go.Figure()
     figure.add_scatter(
-        x=[100 * r[1] for r in rows],
-        y=list(range(len(rows))),
+        x=[100 * b.gain for b in bars],
+        y=list(range(len(bars))),
         mode="markers",
         showlegend=False,
         error_x={
             "type": "data",
             "symmetric": False,
-            "array": [100 * (r[3] - r[1]) for r in rows],
-            "arrayminus": [100 * (r[1] - r[2]) for r in rows],
+            "array": [100 * (b.upper - b.gain) for b in bars],
+            "arrayminus": [100 * (b.gain - b.lower) for b in bars],
             "color": GREY,
             "thickness": 1.5,
         },
-        text=[f"{r[0]}<br>{100 * r[1]:+.1f} % [{100 * r[2]:+.1f}, {100 * r[3]:+.1f}]" for r in rows],
+        text=[f"{b.label}<br>{100 * b.gain:+.1f} % [{100 * b.lower:+.1f}, {100 * b.upper:+.1f}]" for b in bars],
         hovertemplate="%{text}<extra></extra>",
-        marker={"size": 9, "color": [r[4] for r in rows]},
+        marker={"size": 9, "color": [b.colour for b in bars]},
     )
     figure.add_vline(x=0, line={"color": GREY, "width": 1, "dash": "dot"})
     figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=[r[0] for r in rows], range=[len(rows) - 0.4, -0.6], showgrid=False
+        tickvals=list(range(len(bars))), ticktext=[b.label for b in bars], range=[len(bars) - 0.4, -0.6], showgrid=False
     )
     figure.update_xaxes(title=title, zeroline=False)
-    return _styled(figure, 110 + 26 * len(rows))
+    return _styled(figure, 110 + 26 * len(bars))
 
 
 def _styled(figure: go.Figure, height: int) -> go.Figure:
