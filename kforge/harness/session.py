@@ -19,7 +19,7 @@ from kforge.harness.slots import PAGE, SlotFile, SlotRequest, round_up
 from kforge.harness.zygote import ArenaSegment, Zygote
 from kforge.operators.base import Distribution, Operator, Residency, Role, TensorSpec
 
-_ROTATION_BYTES = 64 << 20  # at least this much memory between two uses of a streamed tensor's copy, or twice the cache
+_ROTATION_BYTES = 64 << 20  # at least this much memory between two uses of a streamed tensor's copy, or four times the cache
 _LARGEST_ROTATION = 1 << 30
 
 
@@ -74,11 +74,11 @@ class TimedInputs:
 
 
 def rotation_copies(specs: Sequence[TensorSpec], llc_bytes: int) -> int:
-    """Copies of the streamed tensors that together exceed the last-level cache twice (and 64 MiB)."""
+    """Copies of the streamed tensors that together exceed the last-level cache four times (and 64 MiB)."""
     streamed = sum(round_up(s.bytes, PAGE) for s in specs if s.residency is Residency.STREAMED)
     if not streamed:
         return 1
-    return -(-min(max(_ROTATION_BYTES, 2 * llc_bytes), _LARGEST_ROTATION) // streamed)
+    return -(-min(max(_ROTATION_BYTES, 4 * llc_bytes), _LARGEST_ROTATION) // streamed)
 
 
 class Session:
