@@ -19,7 +19,7 @@ from kforge.harness.slots import PAGE, SlotFile, SlotRequest, round_up
 from kforge.harness.zygote import ArenaSegment, Zygote
 from kforge.operators.base import Distribution, Operator, Residency, Role, TensorSpec
 
-_ROTATION_BYTES = 64 << 20  # at least this much memory between two uses of a streamed tensor's copy, or four times the cache
+_ROTATION_BYTES = 64 << 20  # at least this much memory, or four times the cache, between two uses of one copy
 _LARGEST_ROTATION = 1 << 30
 
 
