@@ -59,6 +59,8 @@ def _parse(axes: list[str]) -> dict[str, int | str]:
         name, separator, value = axis.partition("=")
         if not separator or not name or not value:
             raise KforgeError(f"{axis!r} is not NAME=VALUE, for instance K=576")
+        if name in given:
+            raise KforgeError(f"{name} is given twice")
         given[name] = attribute(value)
     return given
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
-from kforge.core.errors import KforgeError
+from kforge.core.errors import KforgeError, Stopped, sentence_of
 
 if TYPE_CHECKING:
+    from kforge.tuner.journal import RunFolder
     from kforge.tuner.tune import TuneResult
+
+MAX_BATCH = 512
 
 
 def tune(
@@ -45,6 +50,7 @@ def tune(
     from kforge.targets.files import load_target
     from kforge.tuner.journal import Event, RunFolder
     from kforge.tuner.options import TuneOptions
+    from kforge.tuner.tune import step_rows
     from kforge.tuner.tune import tune as run_tune
 
     if target != "host":
@@ -55,7 +61,12 @@ def tune(
     with Registry.open() as registry:
         if resume:
             folder = RunFolder.resume(_run_path(resume, runs_dir))
+            if folder.of(Event.FINISHED):
+                folder.close()
+                _show_finished(folder.path, as_json)
+                return
             options = TuneOptions.from_json(folder.of(Event.STARTED)[0]["options"])
+            opened = load(resolve(options.model))
         else:
             options = TuneOptions(
                 model=model,
@@ -63,24 +74,31 @@ def tune(
                 batches=_batches(batch),
                 context=context,
                 prefill=prefill,
-                threads=threads or hardware.cores,
+                threads=_threads(threads, hardware.cores),
                 kv=kv,
                 act=act,
                 only=workload,
                 retune=retune,
             )
-            opened_path = resolve(model)
+            opened = load(resolve(model))
+            step_rows(opened, options)  # says what is impossible before there is a run
             folder = RunFolder.create(runs_dir, model)
-        opened = load(resolve(options.model) if resume else opened_path)
         from kforge.cli.watching import watcher
 
         with folder, watcher(quiet=as_json) as watching:
             try:
                 result = run_tune(opened, options, folder, registry, hardware, watching)
             except KeyboardInterrupt:
-                raise KforgeError(
-                    f"stopped; everything measured is kept, go on with: kforge tune --resume {folder.id}"
-                ) from None
+                raise Stopped(f"stopped; {_kept(folder)}") from None
+            except OSError as error:
+                raise KforgeError(f"{sentence_of(error)}; {_kept(folder)}") from error
+            except KforgeError as error:
+                if folder.id in str(error) and folder.measured:
+                    raise
+                raise KforgeError(f"{error}; {_kept(folder)}" if folder.measured else str(error)) from error
+            finally:
+                if not resume and not folder.measured:
+                    folder.discard()
     if as_json:
         print(json.dumps(_document(result), indent=1))
     else:
@@ -95,8 +113,8 @@ def seconds_of(text: str) -> float:
         value = float(number) * unit
     except ValueError:
         raise KforgeError(f"--budget {text!r} is not a time such as 90s, 10m or 2h") from None
-    if not value > 0:
-        raise KforgeError(f"--budget {text!r} must be more than nothing")
+    if not 0 < value < math.inf:
+        raise KforgeError(f"--budget {text!r} must be more than nothing and come to an end, for instance 10m")
     return value
 
 
@@ -107,7 +125,30 @@ def _batches(text: str) -> tuple[int, ...]:
         found = ()
     if not found or min(found) < 1:
         raise KforgeError(f"--batch {text!r} is not a list of numbers such as 1,8")
+    if max(found) > MAX_BATCH:
+        raise KforgeError(f"--batch {text!r} holds a number above {MAX_BATCH}, the tokens of the engine's largest step")
     return found
+
+
+def _threads(given: int, cores: int) -> int:
+    if not 0 <= given <= cores:
+        raise KforgeError(f"--threads {given}: timings need a core for each thread, and there are {cores} (0: all)")
+    return given or cores
+
+
+def _kept(folder: RunFolder) -> str:
+    """What became of a run that did not end, and how to go on."""
+    if not folder.measured:
+        return "nothing was measured yet"
+    name = folder.id if folder.path.parent == Path("runs") else folder.path
+    return f"everything measured is kept, go on with: kforge tune --resume {name}"
+
+
+def _show_finished(path: Path, as_json: bool) -> None:
+    from kforge.cli.runs import show
+
+    print(f"kforge: run {path.name} is finished, nothing is left to resume; here is what it came to", file=sys.stderr)
+    show(str(path), path.parent, as_json)
 
 
 def _run_path(name: str, runs_dir: Path) -> Path:

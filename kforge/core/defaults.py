@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from kforge.core.errors import KforgeError
+
+KV_TYPES = ("f16", "bf16", "f32")
+ACTS = ("a8", "f32")
+
 DEFAULT_ROWS = 32  # panel height of packed weights where nothing was tuned
 DEFAULT_KV = "f16"  # element type of the KV cache
 DEFAULT_ACT = "a8"  # activations of integer-quantised weights
 DEFAULT_KV_TOKENS = 16384  # positions that the KV cache holds
 PAGE_TOKENS = 64  # positions per page of the KV cache
+
+
+def require_types(kv: str, act: str) -> None:
+    """Raises KforgeError for types of KV cache or activations that there are not."""
+    if kv not in KV_TYPES:
+        raise KforgeError(f"there is no KV cache of {kv!r}: use {', '.join(KV_TYPES)}")
+    if act not in ACTS:
+        raise KforgeError(f"there are no activations of {act!r}: use {' or '.join(ACTS)}")

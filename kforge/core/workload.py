@@ -43,7 +43,10 @@ class Problem:
         return dict(self.static)[name]
 
     def int(self, name: builtins.str) -> builtins.int:
-        return int(self[name])
+        value = self[name]
+        if not isinstance(value, builtins.int):
+            raise ValueError(f"{name}={value} is not a whole number")
+        return value
 
     def str(self, name: builtins.str) -> builtins.str:
         return str(self[name])

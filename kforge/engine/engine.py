@@ -14,6 +14,7 @@ from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_KV_TOKENS, PAG
 from kforge.core.errors import KforgeError
 from kforge.engine import request
 from kforge.engine.block_manager import BlockManager
+from kforge.engine.memory import require_memory
 from kforge.engine.request import Completion, FinishReason, Output, SamplingParams
 from kforge.engine.runner import KernelUse, Runner, RunnerOptions
 from kforge.engine.sampling import sample
@@ -63,14 +64,17 @@ class Engine:
                  kv: str = DEFAULT_KV, act: str | None = None, max_tokens_per_step: int = 512, max_sequences: int = 64,
                  kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None, torch_dtype: str = "f32",
                  text: bool = True, weights: Weights | None = None) -> None:
-        if max_sequences < 1 or max_tokens_per_step < 1:
-            raise KforgeError("max_sequences and max_tokens_per_step must be at least 1.")
+        if max_sequences < 1 or max_tokens_per_step < 1 or kv_tokens < 1:
+            raise KforgeError("max_sequences, max_tokens_per_step and kv_tokens must be at least 1.")
         pages = -(-kv_tokens // PAGE_TOKENS)
         options = RunnerOptions(threads, kv, act or DEFAULT_ACT, rows, torch_dtype)
         self.model = model
         self.limits = StepLimits(max_tokens_per_step, min(max_sequences, max_tokens_per_step), pages, PAGE_TOKENS,
                                  min(model.config.context_length, pages * PAGE_TOKENS))
         self.on_logits: LogitsObserver | None = None  # gets (sequence, position of the token to choose, f32[V] view)
+        # Before even the list of pages is made: asked for too much, the system would kill some process, maybe another.
+        per_token = model.config.kv_bytes_per_token(4 if kv == "f32" else 2)
+        require_memory(model.config.name, 0, pages * PAGE_TOKENS * per_token)
         self._blocks = BlockManager(pages, PAGE_TOKENS)
         self._scheduler = Scheduler(self._blocks, self.limits.max_tokens, self.limits.max_sequences)
         self._runner = _make_runner(model, kernels, self.limits, options, weights)

@@ -7,7 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
+from kforge.core.defaults import require_types
+from kforge.core.errors import KforgeError
 from kforge.engine.steps import StepInputs, StepShape
+
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,11 @@ class RunnerOptions:
     act: str
     rows: int | None
     torch_dtype: str
+
+    def __post_init__(self) -> None:
+        require_types(self.kv, self.act)
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise KforgeError(f"{self.threads} threads are not possible: use 1 to {MAX_THREADS}, best one per core")
 
 
 @dataclass(frozen=True)

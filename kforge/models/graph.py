@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_ROWS, PAGE_TOKENS
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_ROWS, PAGE_TOKENS, require_types
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
 from kforge.core.workload import Attr, Problem
@@ -63,6 +63,9 @@ class StepOptions:
     page: int = PAGE_TOKENS  # tokens per page of the KV cache
     rows: int = DEFAULT_ROWS  # panel height of packed weights
     act: str = DEFAULT_ACT  # activations of integer-quantised weights: "a8" or "f32"; float weights always take f32
+
+    def __post_init__(self) -> None:
+        require_types(self.kv, self.act)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
+from kforge.core.paths import require_plain
 from kforge.models.config import Family, RopeScaling
 from kforge.models.gguf_file import FORMATS, tensor_name
 from kforge.models.roles import Matrix, Vector, WeightRef, roles_of, shape_of
@@ -34,6 +35,9 @@ def synth(name: str, file_format: str, path: Path, layers: int | None = None, se
     unknown shape or format and when the file cannot be written.
     """
     what = plan(name, file_format, layers)
+    if seed < 0:
+        raise KforgeError(f"the seed {seed} is negative: use 0 or more.")
+    require_plain(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -152,6 +152,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_bos: bool | None = None, parse_special: bool = False) -> list[int]:
         """Token ids. ``add_bos`` None: as the file says. ``parse_special``: texts of control tokens are those."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            from kforge.core.errors import KforgeError
+
+            raise KforgeError(f"The text is not valid UTF-8 at character {error.start}: convert it first.") from None
         ids = self.encoder.encode(text, parse_special)
         wanted = self.add_bos if add_bos is None else add_bos
         return [self.bos_id, *ids] if wanted and self.bos_id is not None else ids

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kforge.core.errors import KforgeError
 from kforge.core.kernel import Answer
 from kforge.core.paths import registry_path
 from kforge.core.target import Target
-from kforge.core.workload import Attr, Problem
+from kforge.core.workload import Attr
 from kforge.registry.lookup import Asker, lookup
 from kforge.registry.snapshot import Snapshot, read
 from kforge.registry.validators import Toolchain
@@ -42,23 +41,12 @@ def ask(snapshot: Snapshot, operator: str, axes: Mapping[str, Attr], target: str
     """Look up ``operator`` with static attributes and dynamic axes in one mapping.
 
     A missing ``rows`` of a packed weight is the layout that was chosen for it on this target, else the default.
+    Raises KforgeError that names the operator or axis that is unknown, missing or impossible.
     """
     from kforge.operators import get
+    from kforge.operators.axes import workload_of
     from kforge.targets.files import load_target
 
-    contract = get(operator)
     hardware = target if isinstance(target, Target) else load_target(target)
-    dynamic = {name: int(axes[name]) for name in contract.dynamic_axes if name in axes}
-    static = {name: value for name, value in axes.items() if name not in dynamic}
-    missing = [n for n in contract.static_axes if n not in static and n != "rows"]
-    if missing:
-        raise KforgeError(f"{operator} needs {', '.join(missing)} (NAME=VALUE) beside {', '.join(axes) or 'nothing'}")
-    unknown = [n for n in static if n not in contract.static_axes]
-    if unknown:
-        raise KforgeError(
-            f"{operator} has no axis {', '.join(unknown)}; it has "
-            f"{', '.join((*contract.static_axes, *contract.dynamic_axes))}"
-        )
-    if "rows" in contract.static_axes and "rows" not in static:
-        static["rows"] = snapshot.rows(Problem.of(operator, **static), hardware.identity)
-    return lookup(snapshot, Problem.of(operator, **static), dynamic, asker(hardware), contract.bucket)
+    workload = workload_of(operator, axes, lambda weight: snapshot.rows(weight, hardware.identity))
+    return lookup(snapshot, workload.problem, workload.axes, asker(hardware), get(operator).bucket)

@@ -14,10 +14,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, event, func, inspect, select, text
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
-from kforge.core.errors import KforgeError
+from kforge.core.errors import KforgeError, sentence_of
 from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.paths import registry_path, store_path
 from kforge.core.trial import Trial
@@ -64,7 +64,7 @@ class Registry:
         registry = cls(engine, Store(store_path(path)), str(path))
         try:
             registry._migrate()
-        except (OperationalError, DatabaseError) as error:
+        except DatabaseError as error:
             raise KforgeError(f"registry {path} cannot be opened: {error.orig}; move it away or restore it") from error
         return registry
 
@@ -99,7 +99,7 @@ class Registry:
         try:
             with Session(self._engine) as session, session.begin():
                 yield session
-        except OperationalError as error:
+        except DatabaseError as error:
             raise KforgeError(f"registry {self.name}: {error.orig}; nothing of this step was written") from error
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -242,7 +242,10 @@ class Registry:
     def tuning_lock(self) -> Iterator[None]:
         """Held while measuring: two tunes on one machine would only measure each other."""
         path = Path(self.name).with_suffix(".tuning")
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise KforgeError(f"cannot lock the registry: {sentence_of(error)}") from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

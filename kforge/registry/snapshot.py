@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from kforge.core.defaults import DEFAULT_ROWS
-from kforge.core.errors import KforgeError
+from kforge.core.errors import KforgeError, sentence_of
 from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.layout import Layout
 from kforge.core.trial import NumericsClass
@@ -65,10 +67,13 @@ EMPTY = Snapshot.of(())
 
 def read(path: Path) -> Snapshot:
     """The registry at ``path`` as it is now; empty when there is none. KforgeError when it can't be read."""
-    if not path.exists():
-        return EMPTY
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+        if not path.exists() or path.stat().st_size == 0:  # another process is about to make it
+            return EMPTY
+    except OSError as error:
+        raise KforgeError(f"registry {sentence_of(error)}") from error
+    try:
+        connection = sqlite3.connect(_uri(path), uri=True, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
             schema = connection.execute("select version_num from alembic_version").fetchone()
@@ -83,7 +88,16 @@ def read(path: Path) -> Snapshot:
             connection.close()
     except sqlite3.Error as error:
         raise KforgeError(f"registry {path} cannot be read: {error}; move it away or restore it") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise KforgeError(f"registry {path} is damaged: {error}; move it away or restore it") from error
     return Snapshot.of(kernels, settlements)
+
+
+def _uri(path: Path) -> str:
+    """Read-only. Where nobody may write and no log is pending, SQLite must be told so: it would make a lock file."""
+    log = path.with_name(f"{path.name}-wal")
+    still = not os.access(path.parent, os.W_OK) and not log.exists()
+    return f"file:{quote(str(path.resolve()))}?mode=ro{'&immutable=1' if still else ''}"
 
 
 def _settlement(row: sqlite3.Row) -> Settled:

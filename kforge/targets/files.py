@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kforge.core.errors import KforgeError
-from kforge.core.paths import data_dir, shipped
+from kforge.core.paths import data_dir, require_plain, shipped
 from kforge.core.target import Cache, Compiler, Peak, Target
 from kforge.targets.fields import Table
 
@@ -45,6 +45,7 @@ def save_target(target: Target, path: Path | None = None) -> Path:
     import tomli_w
 
     path = path or _user_folder() / f"{target.name}.toml"
+    require_plain(path)
     text = tomli_w.dumps(_as_toml(target))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from kforge.core.paths import shipped
 from kforge.core.target import Target
 from kforge.core.trial import Candidate, NumericsClass
 from kforge.core.workload import Attr, Problem, Workload, attrs, stable_hash
-from kforge.operators import get, names
+from kforge.operators.axes import workload_of as axes_workload
 from kforge.registry.ask import ask
 from kforge.registry.snapshot import Snapshot
 from kforge.registry.store import Store
@@ -41,26 +41,7 @@ def workload_of(operator: str, axes: Mapping[str, Attr], snapshot: Snapshot, tar
 
     Raises KforgeError, naming the axis, for what is missing, unknown or impossible.
     """
-    if operator not in names():
-        raise KforgeError(f"there is no operator {operator!r}; there are {', '.join(names())}")
-    contract = get(operator)
-    known = (*contract.static_axes, *contract.dynamic_axes)
-    if unknown := [n for n in axes if n not in known]:
-        raise KforgeError(f"{operator} has no axis {', '.join(unknown)}; it has {', '.join(known)}")
-    static = {n: v for n, v in axes.items() if n in contract.static_axes}
-    if missing := [n for n in known if n not in axes and n != "rows"]:
-        raise KforgeError(f"--axes lacks {', '.join(f'{n}=...' for n in missing)}; {operator} has {', '.join(known)}")
-    if "rows" in contract.static_axes and "rows" not in static:
-        static["rows"] = snapshot.rows(Problem.of(operator, **static), target.identity)
-    dynamic = {n: axes[n] for n in contract.dynamic_axes}
-    if wrong := [n for n, v in dynamic.items() if not isinstance(v, int) or v < 1]:
-        raise KforgeError(f"--axes {wrong[0]}={dynamic[wrong[0]]}: dynamic axes are numbers of at least 1")
-    workload = Workload(Problem.of(operator, **static), tuple(sorted((n, int(v)) for n, v in dynamic.items())))
-    try:
-        contract.tensors(workload)
-    except (ValueError, KeyError) as error:
-        raise KforgeError(f"--axes: {error}") from None
-    return workload
+    return axes_workload(operator, axes, lambda weight: snapshot.rows(weight, target.identity))
 
 
 def from_file(

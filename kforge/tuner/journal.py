@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import secrets
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import TextIO
 
-from kforge.core.errors import KforgeError
+from kforge.core.errors import KforgeError, sentence_of
 from kforge.core.trial import Decision, Failure, FailureClass, RejectReason, Timing, Trial, Verdict
 from kforge.core.workload import attrs
 
@@ -42,11 +45,11 @@ class Line:
 class RunFolder:
     """``runs/<id>/journal.jsonl`` and the files beside it. A last line torn by a kill is dropped on opening."""
 
-    def __init__(self, path: Path, lines: list[Line]):
+    def __init__(self, path: Path, lines: list[Line], out: TextIO):
         self.path = path
         self.lines = lines
         self._began = time.monotonic() - (lines[-1].at if lines else 0.0)
-        self._out = open(path / "journal.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the run
+        self._out = out  # open for appending and locked
 
     @property
     def id(self) -> str:
@@ -63,7 +66,7 @@ class RunFolder:
         path = root / f"{stamp}-{_slug(model)}-{secrets.token_hex(2)}"
         try:
             path.mkdir(parents=True)
-            return cls(path, [])
+            return cls(path, [], _locked(path))
         except OSError as error:
             raise KforgeError(
                 f"cannot create the run folder {path}: {error.strerror}; choose another --runs-dir"
@@ -73,10 +76,15 @@ class RunFolder:
     def resume(cls, path: Path) -> RunFolder:
         if not (path / "journal.jsonl").is_file():
             raise KforgeError(f"{path} is not a run folder (it has no journal.jsonl); see: kforge runs list")
-        lines = list(_read(path / "journal.jsonl", repair=True))
+        try:
+            out = _locked(path)  # first: what looks torn may be a line that another process is writing
+            lines = list(_read(path / "journal.jsonl", repair=True))
+        except OSError as error:
+            raise KforgeError(f"cannot go on with {path}: {sentence_of(error)}") from error
         if not lines or lines[0].kind is not Event.STARTED:
+            out.close()
             raise KforgeError(f"{path}/journal.jsonl does not begin with a run's options; start a new run")
-        return cls(path, lines)
+        return cls(path, lines, out)
 
     @classmethod
     def lines_of(cls, path: Path) -> list[Line]:
@@ -99,14 +107,39 @@ class RunFolder:
     def of(self, kind: Event) -> list[dict]:
         return [line.data for line in self.lines if line.kind is kind]
 
+    @property
+    def measured(self) -> bool:
+        """Whether it holds more than its options."""
+        return len(self.lines) > 1
+
+    def discard(self) -> None:
+        """Removes a run that never measured anything."""
+        self.close()
+        for file in (self.path / "journal.jsonl", self.path / "study.journal"):
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody put something else there
+            self.path.rmdir()
+
     def close(self) -> None:
-        self._out.close()
+        with contextlib.suppress(OSError):  # the rest of a line that a full disk did not take: said by write
+            self._out.close()
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _locked(folder: Path) -> TextIO:
+    """The journal, for appending by this process alone. Raises OSError and, when another has it, KforgeError."""
+    out = open(folder / "journal.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the run
+    try:
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        out.close()
+        raise KforgeError(f"another process is working on the run {folder}; wait for it or end it") from None
+    return out
 
 
 def _read(path: Path, *, repair: bool) -> Iterator[Line]:

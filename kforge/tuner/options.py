@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
+from kforge.core.errors import KforgeError
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,11 @@ class TuneOptions:
 
     @classmethod
     def from_json(cls, data: dict) -> TuneOptions:
-        return cls(**{**data, "batches": tuple(data["batches"])})
+        """Raises KforgeError for a run of a version with other options."""
+        try:
+            return cls(**{**data, "batches": tuple(data["batches"])})
+        except (KeyError, TypeError) as error:
+            raise KforgeError(f"the run was started by another kforge ({error}); start a new run") from None
 
 
 # Shares of the budget; what one stage leaves over, the next may use.

@@ -14,7 +14,7 @@ from kforge.engine.engine import Engine
 from kforge.engine.measure import Comparison, Setting, compare, decode_setting, prefill_setting
 from kforge.models.graph import StepOptions
 from kforge.models.model import Model
-from kforge.models.workloads import modes, workloads
+from kforge.models.workloads import WorkloadRow, modes, workloads
 from kforge.registry.database import Registry
 from kforge.targets.probe import measure_bandwidth
 from kforge.tuner.contenders import HAND
@@ -51,8 +51,7 @@ def tune(
         folder.write(Event.STARTED, _started(options, target))
     registry.begin_run(folder.id, options.model, target.identity, folder.path)
     ways = modes(options.batches, (options.context,), options.prefill)
-    step = StepOptions(kv=options.kv, act=options.act)
-    rows = workloads(model, options.batches, (options.context,), options.prefill, step)
+    rows = step_rows(model, options)
     with registry.tuning_lock():
         coordinator = Coordinator(options, folder, registry, target, watcher)
         outcome = coordinator.run(rows)
@@ -73,6 +72,16 @@ def tune(
     folder.write(Event.TABLE, _table_json(table))
     folder.write(Event.FINISHED, {"trials": outcome.trials, "accepted": len(accepted)})
     return TuneResult(folder.id, outcome, tuple(verdicts), table)
+
+
+def step_rows(model: Model, options: TuneOptions) -> list[WorkloadRow]:
+    """Every operator call that the options ask to tune. Raises KforgeError where they ask for what cannot be."""
+    step = StepOptions(kv=options.kv, act=options.act)
+    rows = workloads(model, options.batches, (options.context,), options.prefill, step)
+    if not any(options.only in row.workload.problem.without_layout.key for row in rows):
+        raise KforgeError(f"no problem of {options.model} contains {options.only!r}; see: kforge workloads "
+                          f"{options.model}")
+    return rows
 
 
 def _started(options: TuneOptions, target: Target) -> dict:
