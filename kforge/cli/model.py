@@ -89,7 +89,7 @@ def _facts(model: Model) -> dict[str, str | int | float]:
         "head": "tied to the embedding" if c.tied_head else "a matrix of its own",
         "weights": weights, "weight bytes": int(bits / 8),
         "formats": ", ".join(f"{n} x {name}" for name, n in formats.most_common()),
-        "kv bytes per token (bf16)": c.kv_bytes_per_token(2),
+        "kv bytes per token (16 bits)": c.kv_bytes_per_token(2),
         "bos, stop ids": f"{c.bos_id}, {list(c.stop_ids)}",
         "chat template": "yes" if c.chat_template else "no",
     }
