@@ -145,7 +145,9 @@ def submit(
     at = bucket_workload(workload)
     run = f"hand-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}-{candidate.hash[:8]}"
     with registry.tuning_lock():
-        verdict = harness.judge(candidate, serving.candidate, bucket_shapes(at), rules=Rules(), pairs=JUDGE_PAIRS)
+        floor = harness.measure_floor(serving.candidate, at, pairs=JUDGE_PAIRS)
+        rules = Rules(floor=floor if isinstance(floor, float) else 0.0)  # a failing incumbent: the judge meets it too
+        verdict = harness.judge(candidate, serving.candidate, bucket_shapes(at), rules=rules, pairs=JUDGE_PAIRS)
         number = None
         if verdict.decision is Decision.ACCEPTED:
             number = _store(candidate, at, serving, verdict, harness, registry, target, run)

@@ -39,6 +39,7 @@ class Finals:
     def __init__(self, folder: RunFolder, registry: Registry, harness: Harness, target: Target, snapshot: Snapshot):
         self._folder, self._registry, self._harness = folder, registry, harness
         self._target, self._snapshot = target, snapshot
+        self._floors: dict[str, float] = {}
 
     def incumbent(self, space: Space, bucket: Bucket, rows: int) -> Incumbent:
         workload = space.task.workload(bucket, rows)
@@ -110,8 +111,9 @@ class Finals:
                 incumbent.candidate.hash,
             ):
                 return verdict_from_json(data["verdict"])
+        rules = Rules(finalists=finalists, floor=self._floor(incumbent.candidate, workload))
         verdict = self._harness.judge(
-            candidate, incumbent.candidate, bucket_shapes(workload), rules=Rules(finalists=finalists), pairs=JUDGE_PAIRS
+            candidate, incumbent.candidate, bucket_shapes(workload), rules=rules, pairs=JUDGE_PAIRS
         )
         self._folder.write(
             Event.VERDICT,
@@ -124,6 +126,14 @@ class Finals:
             },
         )
         return verdict
+
+    def _floor(self, incumbent: Candidate, workload: Workload) -> float:
+        """How much the incumbent can seem to gain over itself here and now, measured once per bucket."""
+        if workload.key not in self._floors:
+            found = self._harness.measure_floor(incumbent, workload, pairs=JUDGE_PAIRS)
+            # An incumbent that fails has no floor; the judge meets the same failure and says so.
+            self._floors[workload.key] = found if isinstance(found, float) else 0.0
+        return self._floors[workload.key]
 
     def _store(
         self, space: Space, candidate: Candidate, verdict: Verdict, incumbent: Incumbent, bucket: Bucket, rows: int
