@@ -25,7 +25,7 @@ from kforge.tuner.points import Point, Space, difference
 POINT = "kforge_point"  # user attribute that names the point a trial stands for
 FAR_BEHIND = 1.5  # times the best: more than any parameter of a template has been seen to make up
 FAILURES = 3  # points that may fail before a template of which none ran is given up
-LAYOUT_GAIN = 0.03  # what another layout must promise: search timings, which no judge has confirmed, are noisy
+LAYOUT_GAIN = 0.10  # what another layout must promise: no judge confirms it, and a wrong one costs every bucket
 
 
 def open_storage(folder: Path) -> JournalStorage:
