@@ -219,8 +219,9 @@ class Coordinator:
         waiting = [e for e in efforts if e.space.task.problem.key not in done]
         if waiting:
             self.watcher.stage("judging finalists in interleaved pairs")
-        for effort in sorted(waiting, key=lambda e: -sum(e.weights.values())):
-            if self.folder.used_seconds > JUDGE_UNTIL * self.options.budget_seconds:
+        for effort in sorted(waiting, key=lambda e: -e.promise):
+            alone = len(effort.space.points) == 1  # nothing to judge, and so no time to spend
+            if not alone and self.folder.used_seconds > JUDGE_UNTIL * self.options.budget_seconds:
                 self.watcher.note(f"out of time before judging {effort.space.task.problem.key}: its incumbent stays")
                 continue
             accepted += finals.settle(effort.space, effort.search, effort.weights)

@@ -38,5 +38,5 @@ class TuneOptions:
 
 
 # Shares of the budget; what one stage leaves over, the next may use.
-SEARCH_UNTIL = 0.55
-JUDGE_UNTIL = 0.85
+SEARCH_UNTIL = 0.45
+JUDGE_UNTIL = 0.88
