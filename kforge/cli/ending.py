@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import TextIO
 
 from kforge.core.errors import KforgeError, Stopped, sentence_of
 
@@ -28,7 +29,7 @@ def ended(command: object) -> int:
             signal.signal(number, _terminate)
     try:
         code = _run(command)
-        _flush()
+        sys.stdout.flush()
         return code
     except BrokenPipeError:
         _silence(sys.stdout)
@@ -37,8 +38,9 @@ def ended(command: object) -> int:
         _say(str(error))
         return error.exit_code
     except OSError as error:
+        where = "" if error.filename or _flushes(sys.stdout) else "standard output: "
         _silence(sys.stdout)  # what is still buffered cannot be written either
-        _say(sentence_of(error))
+        _say(f"{where}{sentence_of(error)}")
         return KforgeError.exit_code
     except MemoryError:
         _say("there is not enough memory for this: close other programs, or use a smaller model or batch")
@@ -97,13 +99,12 @@ def _open_missing_streams() -> None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a table's frame is no ASCII
 
 
-def _flush() -> None:
+def _flushes(stream: TextIO) -> bool:
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, "standard output") from error
+        stream.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _silence(stream: object) -> None:

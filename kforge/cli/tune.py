@@ -46,6 +46,7 @@ def tune(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from kforge.models import load
     from kforge.models.fetch import resolve
+    from kforge.native.compilers import default_compiler
     from kforge.registry.database import Registry
     from kforge.targets.files import load_target
     from kforge.tuner.journal import Event, RunFolder
@@ -55,9 +56,8 @@ def tune(
 
     if target != "host":
         raise KforgeError(f"target {target} is not this machine: kernels can only be timed on the host (--target host)")
+    default_compiler()  # says what is missing or too old
     hardware = load_target("host")
-    if not hardware.compilers:
-        raise KforgeError("no C++ compiler found: install g++ >= 12 or clang++, or set CXX")
     with Registry.open() as registry:
         if resume:
             folder = RunFolder.resume(_run_path(resume, runs_dir))
@@ -93,8 +93,6 @@ def tune(
             except OSError as error:
                 raise KforgeError(f"{sentence_of(error)}; {_kept(folder)}") from error
             except KforgeError as error:
-                if folder.id in str(error) and folder.measured:
-                    raise
                 raise KforgeError(f"{error}; {_kept(folder)}" if folder.measured else str(error)) from error
             finally:
                 if not resume and not folder.measured:

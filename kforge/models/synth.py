@@ -44,7 +44,8 @@ def synth(name: str, file_format: str, path: Path, layers: int | None = None, se
         _write(what, part, seed)
         part.replace(path)
     except OSError as error:
-        raise KforgeError(f"{path}: cannot be written ({error}).") from error
+        raise KforgeError(f"{path}: cannot be written ({error}); choose a folder with room that you may write to."
+                          ) from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from kforge.registry.schema import EventRow, KernelRow, RunRow, SettledRow, Tria
 from kforge.registry.snapshot import Snapshot, read
 from kforge.registry.store import Store
 
+_LEAST_FREE = 1 << 17  # bytes: SQLite's log of one step
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -65,7 +67,7 @@ class Registry:
         try:
             registry._migrate()
         except DatabaseError as error:
-            raise KforgeError(f"registry {path} cannot be opened: {error.orig}; move it away or restore it") from error
+            raise KforgeError(f"registry {path} cannot be opened: {error.orig}; {_advice(path, error)}") from error
         return registry
 
     def _migrate(self) -> None:
@@ -100,7 +102,10 @@ class Registry:
             with Session(self._engine) as session, session.begin():
                 yield session
         except DatabaseError as error:
-            raise KforgeError(f"registry {self.name}: {error.orig}; nothing of this step was written") from error
+            advice = _advice(Path(self.name), error)
+            raise KforgeError(
+                f"registry {self.name}: {error.orig}; nothing of this step was written, {advice}"
+            ) from error
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -297,6 +302,17 @@ class Registry:
 def _state(session: Session, kernel_id: int) -> KernelState:
     last = select(EventRow.state).where(EventRow.kernel == kernel_id).order_by(EventRow.id.desc()).limit(1)
     return KernelState(session.execute(last).scalar_one())
+
+
+def _advice(path: Path, error: DatabaseError) -> str:
+    """What to do: a registry that only lacks room or waits for somebody must not be moved away."""
+    if shutil.disk_usage(path.parent).free < _LEAST_FREE:
+        return "free some space on its disk"
+    if "locked" in str(error.orig):
+        return "wait for the process that holds it, or end that"
+    if "readonly" in str(error.orig) or not os.access(path.parent, os.W_OK):
+        return "set KFORGE_HOME to a folder that you may write to"
+    return "move it away or restore it"
 
 
 def _sqlite_pragmas(connection, _record) -> None:

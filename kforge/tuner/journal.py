@@ -100,7 +100,7 @@ class RunFolder:
             os.fsync(self._out.fileno())
         except OSError as error:
             raise KforgeError(
-                f"cannot write {self.path}/journal.jsonl: {error.strerror}; free space, then use --resume {self.id}"
+                f"cannot write {self.path}/journal.jsonl: {error.strerror}; free some space"
             ) from error
         self.lines.append(line)
 
