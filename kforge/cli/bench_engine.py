@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kforge.cli.generate import Act, KvTokens, ModelArgument, Threads, open_model, usable_kernels
-from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV_TOKENS
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV_TOKENS, STEP_TOKENS
 from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def engine(
     opened = open_model(model)
     settings = [decode_setting(n, context, decode) for n in _numbers("--batch", batch)]
     settings += [prefill_setting(n) for n in _numbers("--prefill", prefill)]
+    if any(setting.batch > STEP_TOKENS for setting in settings):
+        raise KforgeError(f"--batch {batch!r} holds a number above {STEP_TOKENS}, the tokens of the largest step.")
     if not settings:
         raise KforgeError("Nothing to measure: give --batch or --prefill.")
     names = list(dict.fromkeys(usable_kernels(name.strip()) for name in kernels.split(",")))

@@ -11,17 +11,13 @@ from typing import TextIO
 
 from kforge.core.errors import KforgeError, Stopped, sentence_of
 
-_INTERRUPTED, _TERMINATED, _PIPE = 130, 143, 1
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: ends as Ctrl-C does, with everything kept."""
+_INTERRUPTED, _PIPE = 130, 1
 
 
 def ended(command: object) -> int:
     """Runs a typer command on the process's arguments; returns its exit code.
 
-    Bad input ends in 2, Ctrl-C in 130, SIGTERM in 143, a reader of standard output that went away in 1.
+    Bad input ends in 2, Ctrl-C and SIGTERM in 130, a reader of standard output that went away in 1.
     """
     _open_missing_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -45,9 +41,6 @@ def ended(command: object) -> int:
     except MemoryError:
         _say("there is not enough memory for this: close other programs, or use a smaller model or batch")
         return KforgeError.exit_code
-    except Terminated:
-        _say("ended by a signal")
-        return _TERMINATED
     except KeyboardInterrupt:
         _say("stopped")
         return _INTERRUPTED
@@ -82,7 +75,8 @@ def _usage(error: Exception, text: str) -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+    """SIGTERM and SIGHUP end as Ctrl-C does, with everything kept."""
+    raise KeyboardInterrupt
 
 
 def _open_missing_streams() -> None:

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, STEP_TOKENS
 from kforge.core.errors import KforgeError, Stopped, sentence_of
 
 if TYPE_CHECKING:
     from kforge.tuner.journal import RunFolder
     from kforge.tuner.tune import TuneResult
-
-MAX_BATCH = 512
 
 
 def tune(
@@ -123,8 +121,8 @@ def _batches(text: str) -> tuple[int, ...]:
         found = ()
     if not found or min(found) < 1:
         raise KforgeError(f"--batch {text!r} is not a list of numbers such as 1,8")
-    if max(found) > MAX_BATCH:
-        raise KforgeError(f"--batch {text!r} holds a number above {MAX_BATCH}, the tokens of the engine's largest step")
+    if max(found) > STEP_TOKENS:
+        raise KforgeError(f"--batch {text!r} holds a number above {STEP_TOKENS}, the tokens of the engine's largest step")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_KV_TOKENS, PAGE_TOKENS
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_KV_TOKENS, PAGE_TOKENS, STEP_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.engine import request
 from kforge.engine.block_manager import BlockManager
@@ -61,8 +61,8 @@ class Engine:
     """
 
     def __init__(self, model: Model, kernels: str | KernelSet = "none", *, threads: int | None = None,
-                 kv: str = DEFAULT_KV, act: str | None = None, max_tokens_per_step: int = 512, max_sequences: int = 64,
-                 kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None, torch_dtype: str = "f32",
+                 kv: str = DEFAULT_KV, act: str | None = None, max_tokens_per_step: int = STEP_TOKENS,
+                 max_sequences: int = 64, kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None, torch_dtype: str = "f32",
                  text: bool = True, weights: Weights | None = None) -> None:
         if max_sequences < 1 or max_tokens_per_step < 1 or kv_tokens < 1:
             raise KforgeError("max_sequences, max_tokens_per_step and kv_tokens must be at least 1.")
