@@ -122,7 +122,7 @@ def _batches(text: str) -> tuple[int, ...]:
     if not found or min(found) < 1:
         raise KforgeError(f"--batch {text!r} is not a list of numbers such as 1,8")
     if max(found) > STEP_TOKENS:
-        raise KforgeError(f"--batch {text!r} holds a number above {STEP_TOKENS}, the tokens of the engine's largest step")
+        raise KforgeError(f"--batch {text!r} holds a number above {STEP_TOKENS}, the tokens of the largest step")
     return found
 
 

@@ -62,8 +62,8 @@ class Engine:
 
     def __init__(self, model: Model, kernels: str | KernelSet = "none", *, threads: int | None = None,
                  kv: str = DEFAULT_KV, act: str | None = None, max_tokens_per_step: int = STEP_TOKENS,
-                 max_sequences: int = 64, kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None, torch_dtype: str = "f32",
-                 text: bool = True, weights: Weights | None = None) -> None:
+                 max_sequences: int = 64, kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None,
+                 torch_dtype: str = "f32", text: bool = True, weights: Weights | None = None) -> None:
         if max_sequences < 1 or max_tokens_per_step < 1 or kv_tokens < 1:
             raise KforgeError("max_sequences, max_tokens_per_step and kv_tokens must be at least 1.")
         pages = -(-kv_tokens // PAGE_TOKENS)

@@ -10,12 +10,12 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from cli_host import host_target
-from conftest import ROOT, Kforge
 
 from kforge.backends import templates
 from kforge.backends.cpp.build import build
@@ -26,6 +26,8 @@ from kforge.models.synth import synth
 from kforge.operators import get
 from kforge.registry.database import Registry
 
+ROOT = Path(__file__).resolve().parents[2]
+Kforge = Callable[..., "subprocess.CompletedProcess[str]"]
 TUNE = ("--budget", "4s", "--batch", "1", "--prefill", "1", "--workload", "argmax")
 LINEAR = ("lookup", "linear", "K=576", "N=960", "weight=q4_1")
 
