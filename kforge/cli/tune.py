@@ -185,7 +185,11 @@ def _print(result: TuneResult, folder: Path) -> None:
                 "promoted" if v.promotes else v.reason,
             )
         console.print(gains)
+    for layout in result.layouts:
+        console.print(f"layout of {layout.problem}: {layout.text}")
     s = result.search
+    if not result.engine and s.settled:
+        console.print("No kernel was shown to beat the one that serves now; why, by problem, is in the report.")
     if s.kept:
         console.print(f"{len(s.kept)} problems were served from the registry without tuning.")
     console.print(
@@ -204,6 +208,7 @@ def _document(result: TuneResult) -> dict[str, object]:
         "kept": list(result.search.kept),
         "accepted": [k.candidate_hash for k in result.search.accepted],
         "engine": [dataclasses.asdict(v) for v in result.engine],
+        "layouts": [{**dataclasses.asdict(v), "kept": v.keeps} for v in result.layouts],
         "table": [
             {
                 "setting": f.setting,

@@ -106,19 +106,29 @@ class TunedKernels:
 
 
 class Overlay:
-    """A set in which some problems (by key) are another set's: what a step takes without one kernel."""
+    """A set in which some problems are another set's: what a step takes without one kernel, or without one layout.
 
-    def __init__(self, base: KernelSet, instead: Mapping[str, KernelSet], name: str = "overlay") -> None:
+    ``instead`` replaces by a problem's key and keeps the layout. ``relaid`` replaces by the key of a problem without
+    its layout, and takes the other set's layout with its kernels.
+    """
+
+    def __init__(
+        self,
+        base: KernelSet,
+        instead: Mapping[str, KernelSet],
+        name: str = "overlay",
+        relaid: Mapping[str, KernelSet] | None = None,
+    ) -> None:
         self.name = name
         self.target = base.target
-        self._base, self._instead = base, dict(instead)
+        self._base, self._instead, self._relaid = base, dict(instead), dict(relaid or {})
 
     def rows(self, weight: Problem) -> int:
-        """The base's: a replacement must consume the layout that is there."""
-        return self._base.rows(weight)
+        return self._relaid.get(weight.key, self._base).rows(weight)
 
     def choose(self, problem: Problem, dynamic: Mapping[str, int]) -> ChosenKernel:
-        return self._instead.get(problem.key, self._base).choose(problem, dynamic)
+        base = self._relaid.get(problem.without_layout.key, self._base)
+        return self._instead.get(problem.key, base).choose(problem, dynamic)
 
 
 def named(name: str, target: Target | None = None) -> KernelSet:

@@ -53,8 +53,12 @@ class Finals:
         return Incumbent(space.render(space.default(rows)), None)
 
     def settle(self, space: Space, search: TaskSearch, weights: dict[str, float]) -> list[KernelRecord]:
-        """Choose the layout, judge each bucket's finalists, store winners, and write down that the task is settled."""
-        rows = search.best_rows(weights, space.default_rows)
+        """Choose the layout, judge each bucket's finalists, store winners, and write down that the task is settled.
+
+        A layout that differs from the one that served is settled in the registry only after the engine ran with it.
+        """
+        before = self._snapshot.rows(space.task.problem, self._target.identity) if space.task.packed else 0
+        rows = search.best_rows(weights, before)
         self._folder.write(Event.LAYOUT, {"task": space.task.problem.key, "rows": rows})
         accepted = []
         for bucket in space.task.buckets:
@@ -62,10 +66,20 @@ class Finals:
             if kernel is not None:
                 accepted.append(kernel)
         buckets = tuple(b.workload.point for b in space.task.buckets)
-        self._registry.settle(
-            self._folder.id, self._target.identity, Settled(space.task.problem.key, rows, buckets, space.templates_hash)
+        settled = Settled(space.task.problem.key, rows, buckets, space.templates_hash)
+        if rows == before:
+            self._registry.settle(self._folder.id, self._target.identity, settled)
+        self._folder.write(
+            Event.SETTLED,
+            {
+                "task": settled.problem,
+                "rows": rows,
+                "before": before,
+                "buckets": list(buckets),
+                "templates": settled.templates,
+                "accepted": len(accepted),
+            },
         )
-        self._folder.write(Event.SETTLED, {"task": space.task.problem.key, "rows": rows, "accepted": len(accepted)})
         return accepted
 
     def _bucket(self, space: Space, search: TaskSearch, bucket: Bucket, rows: int) -> KernelRecord | None:

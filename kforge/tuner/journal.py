@@ -30,6 +30,7 @@ class Event(StrEnum):
     LAYOUT = "layout"  # the panel height chosen for a problem
     VERDICT = "verdict"
     SETTLED = "settled"  # a problem is done: its winners are in the registry
+    LAYOUT_GAIN = "layout_gain"  # the engine in one mode with a changed layout against the one before
     PROMOTION = "promotion"
     TABLE = "table"  # tokens/s of the engine
     FINISHED = "finished"

@@ -7,22 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kforge.core.kernel import KernelRecord, KernelState
-from kforge.core.target import Target
 from kforge.core.workload import Problem
-from kforge.engine.engine import Engine
-from kforge.engine.kernel_set import DefaultKernels, KernelSet, Overlay, TunedKernels
-from kforge.engine.weights import Weights
-from kforge.models.model import Model
+from kforge.engine.kernel_set import KernelSet, Overlay, TunedKernels
 from kforge.models.workloads import Mode
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
+from kforge.tuner.engine_pairs import PAIRS, EnginePairs, interleave
 from kforge.tuner.journal import Event, RunFolder
-from kforge.tuner.location import Location, locate
-from kforge.tuner.modes import ModeDriver
-from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Watcher
 
-PAIRS = 40
 NOT_SLOWER = 0.01  # the engine's gain must be above minus this, its lower bound above minus the floor too
 
 
@@ -71,33 +64,8 @@ def as_if_promoted(snapshot: Snapshot, accepted: Sequence[KernelRecord]) -> Snap
 class Promotion:
     """Runs the engine in pairs, decides per kernel, and writes the states."""
 
-    def __init__(
-        self,
-        model: Model,
-        target: Target,
-        registry: Registry,
-        folder: RunFolder,
-        options: TuneOptions,
-        watcher: Watcher,
-    ):
-        self._model, self._target, self._registry = model, target, registry
-        self._folder, self._options, self._watcher = folder, options, watcher
-        self._weights = Weights(model)  # one copy for all engines of this comparison
-        self._default = DefaultKernels(target)
-
-    def engine(self, kernels: KernelSet, mode: Mode) -> Engine:
-        """An engine with just the memory that this mode needs, on the shared weights."""
-        tokens = mode.sequences * (mode.context + 128)
-        return Engine(
-            self._model,
-            kernels,
-            threads=self._options.threads,
-            kv=self._options.kv,
-            act=self._options.act,
-            max_sequences=max(mode.sequences, 1),
-            kv_tokens=tokens,
-            weights=self._weights,
-        )
+    def __init__(self, pairs: EnginePairs, registry: Registry, folder: RunFolder, watcher: Watcher):
+        self._pairs, self._registry, self._folder, self._watcher = pairs, registry, folder, watcher
 
     def promote(
         self,
@@ -108,9 +76,11 @@ class Promotion:
         time_is_up: Callable[[], bool],
     ) -> list[EngineVerdict]:
         """``before``: the registry when the run began; ``now``: with its settlements. A kernel is promoted when every
-        mode that calls it is not slower and gives the same tokens; what was not reached stays accepted."""
-        tuned = TunedKernels(as_if_promoted(now, accepted), self._registry.store, self._default)
-        old = TunedKernels(Snapshot.of(before.kernels, now.settlements), self._registry.store, self._default)
+        mode that calls it is not slower and gives the same tokens; what was not reached stays accepted, and so does
+        what is for a layout that is not the settled one."""
+        accepted = [k for k in accepted if self._laid(k, now)]
+        tuned = TunedKernels(as_if_promoted(now, accepted), self._registry.store, self._pairs.default)
+        old = TunedKernels(Snapshot.of(before.kernels, now.settlements), self._registry.store, self._pairs.default)
         verdicts = [self._from_json(d) for d in self._folder.of(Event.PROMOTION)]
         known = {(v.problem, v.mode) for v in verdicts}
         problems = list(dict.fromkeys(k.problem for k in accepted))
@@ -132,18 +102,17 @@ class Promotion:
         time_is_up: Callable[[], bool],
     ) -> list[EngineVerdict]:
         verdicts = []
-        with ModeDriver(self.engine(tuned, mode), mode) as new:
+        with self._pairs.driver(tuned, mode) as new:
             new.burst()
             engaged = new.used()
-            with ModeDriver(self.engine(tuned, mode), mode) as itself:
-                floor = _pairs(new, itself).apparent
+            floor = self._pairs.floor(new, tuned, mode)
             for problem in problems:
                 hashes = {k.candidate_hash for k in accepted if k.problem == problem}
                 if not hashes & engaged.keys() or time_is_up():
                     continue
                 before = new.used()
-                with ModeDriver(self.engine(Overlay(tuned, {problem.key: old}, "without"), mode), mode) as without:
-                    pairs = _pairs(new, without)
+                with self._pairs.driver(Overlay(tuned, {problem.key: old}, "without"), mode) as without:
+                    pairs = interleave(new, without)
                 calls = sum(n - before.get(h, 0) for h, n in new.used().items() if h in hashes)
                 at = pairs.location
                 verdict = EngineVerdict(
@@ -153,6 +122,14 @@ class Promotion:
                 self._watcher.note(f"{problem.key}: {verdict.reason}")
                 verdicts.append(verdict)
         return verdicts
+
+    def _laid(self, kernel: KernelRecord, now: Snapshot) -> bool:
+        """Whether the engine holds this kernel's weight in the layout that it needs."""
+        rows = dict(kernel.problem.static).get("rows")
+        if rows is None or rows == now.rows(kernel.problem.without_layout, kernel.target_identity):
+            return True
+        self._registry.set_state(kernel.id, KernelState.ACCEPTED, f"the layout rows={rows} does not serve", {})
+        return False
 
     def _decide(self, kernel: KernelRecord, verdicts: Sequence[EngineVerdict]) -> None:
         if not verdicts:
@@ -168,31 +145,3 @@ class Promotion:
     @staticmethod
     def _from_json(data: dict) -> EngineVerdict:
         return EngineVerdict(**data)
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """Bursts of two engines, one with and one without something: ratios without / with."""
-
-    location: Location
-    same_tokens: bool
-
-    @property
-    def apparent(self) -> float:
-        """How far apart the two seem to be, either way."""
-        return max(abs(self.location.lower), abs(self.location.upper))
-
-
-def _pairs(new: ModeDriver, old: ModeDriver) -> _Pairs:
-    """Alternating bursts of two engines from the same start, ABBA."""
-    new.restart()
-    old.restart()
-    same = new.burst().output == old.burst().output
-    ratios = []
-    for n in range(PAIRS):
-        first, second = (new, old) if n % 2 == 0 else (old, new)
-        a, b = first.burst(), second.burst()
-        same &= a.output == b.output
-        fresh, stale = (a, b) if first is new else (b, a)
-        ratios.append(stale.seconds / fresh.seconds)
-    return _Pairs(locate(ratios), same)

@@ -221,12 +221,14 @@ def layout_rows(run: RunView) -> list[LayoutRow]:
                 bests.append(microseconds(min(timed)) if timed else "-")
             cells.append(f"{height}: {' / '.join(bests)} us")
         buckets = " / ".join(short_bucket(b.key) for b in task.buckets)
-        rows.append(
-            LayoutRow(
-                short_problem(task.key), str(task.rows) if task.rows else "not yet", f"{'; '.join(cells)}  ({buckets})"
-            )
-        )
+        rows.append(LayoutRow(short_problem(task.key), _chosen(run, task), f"{'; '.join(cells)}  ({buckets})"))
     return rows
+
+
+def _chosen(run: RunView, task: TaskView) -> str:
+    """The layout that search chose, and what the engine said of it where it was another than before."""
+    engine = [v.text for v in run.layouts if v.problem == task.key]
+    return engine[0] if engine else str(task.rows) if task.rows else "not yet"
 
 
 def _minutes(seconds: float) -> str:

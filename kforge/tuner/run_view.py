@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.trial import Trial, Verdict
 from kforge.core.workload import Problem
 from kforge.tuner.journal import Event, Line, RunFolder, trial_from_json, verdict_from_json
+from kforge.tuner.layouts import LayoutGain, LayoutVerdict, changed
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.promotion import EngineVerdict
 
@@ -92,6 +93,7 @@ class RunView:
     tried: tuple[TriedPoint, ...]
     judged: tuple[Judged, ...]
     engine: tuple[EngineVerdict, ...]
+    layouts: tuple[LayoutVerdict, ...]  # of changed panel heights that met the engine
     rates: tuple[Rate, ...]
     bandwidth: float  # bytes/s beside the table; 0 when not measured
 
@@ -137,6 +139,7 @@ def view_of(path: Path) -> RunView:
                 for d in _data(lines, Event.VERDICT)
             ),
             engine=tuple(EngineVerdict(**d) for d in _data(lines, Event.PROMOTION)),
+            layouts=tuple(_layouts(lines)),
             rates=tuple(_rate(f) for f in table["figures"]),
             bandwidth=table["bandwidth"]["median"] if table["bandwidth"] else 0.0,
         )
@@ -169,6 +172,14 @@ def _tasks(lines: list[Line]) -> list[TaskView]:
         )
         for d in _data(lines, Event.TASK)
     ]
+
+
+def _layouts(lines: list[Line]) -> Iterator[LayoutVerdict]:
+    gains = [LayoutGain(**d) for d in _data(lines, Event.LAYOUT_GAIN)]
+    for settled, before in changed(_data(lines, Event.SETTLED)):
+        own = tuple(g for g in gains if g.problem == settled.problem)
+        if own:
+            yield LayoutVerdict(settled.problem, settled.rows, before, own)
 
 
 def _tried(lines: list[Line]) -> list[TriedPoint]:

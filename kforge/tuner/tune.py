@@ -11,6 +11,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
 from kforge.engine.engine import Engine
+from kforge.engine.kernel_set import DefaultKernels
 from kforge.engine.measure import Comparison, Setting, compare, decode_setting, prefill_setting
 from kforge.models.graph import StepOptions
 from kforge.models.model import Model
@@ -19,7 +20,9 @@ from kforge.registry.database import Registry
 from kforge.targets.probe import measure_bandwidth
 from kforge.tuner.contenders import HAND
 from kforge.tuner.coordinator import Coordinator, SearchOutcome
+from kforge.tuner.engine_pairs import EnginePairs
 from kforge.tuner.journal import Event, RunFolder
+from kforge.tuner.layouts import Layouts, LayoutVerdict, changed
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Watcher
 from kforge.tuner.promotion import EngineVerdict, Promotion
@@ -40,6 +43,7 @@ class TuneResult:
     run: str
     search: SearchOutcome
     engine: tuple[EngineVerdict, ...]
+    layouts: tuple[LayoutVerdict, ...]
     table: Comparison
 
 
@@ -57,21 +61,25 @@ def tune(
         outcome = coordinator.run(rows)
         accepted = awaiting_engine(registry, folder.id, target)
         verdicts: list[EngineVerdict] = []
-        if accepted:
+        layouts: list[LayoutVerdict] = []
+
+        def time_is_up() -> bool:
+            return folder.used_seconds > options.budget_seconds
+
+        if accepted or changed(folder.of(Event.SETTLED)):
             watcher.stage("running the engine with and without each winner")
-            promotion = Promotion(model, target, registry, folder, options, watcher)
-            verdicts = promotion.promote(
-                coordinator.snapshot,
-                registry.snapshot(),
-                accepted,
-                ways,
-                lambda: folder.used_seconds > options.budget_seconds,
+            pairs = EnginePairs(model, options, DefaultKernels(target))
+            before = coordinator.snapshot
+            layouts = Layouts(pairs, target.identity, registry, folder, watcher).confirm(
+                before, accepted, ways, time_is_up
             )
+            promotion = Promotion(pairs, registry, folder, watcher)
+            verdicts = promotion.promote(before, registry.snapshot(), accepted, ways, time_is_up)
         watcher.stage("decoding with torch, default and tuned kernels")
         table = engine_table(model, options, _settings(options), watcher)
     folder.write(Event.TABLE, _table_json(table))
     folder.write(Event.FINISHED, {"trials": outcome.trials, "accepted": len(accepted)})
-    return TuneResult(folder.id, outcome, tuple(verdicts), table)
+    return TuneResult(folder.id, outcome, tuple(verdicts), tuple(layouts), table)
 
 
 def step_rows(model: Model, options: TuneOptions) -> list[WorkloadRow]:

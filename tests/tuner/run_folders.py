@@ -8,6 +8,7 @@ from pathlib import Path
 from kforge.core.trial import Decision, Failure, FailureClass, RejectReason, Timing, Trial, Verdict
 from kforge.core.workload import attrs
 from kforge.tuner.journal import Event, RunFolder, trial_to_json
+from kforge.tuner.layouts import LayoutGain
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.promotion import EngineVerdict
 
@@ -109,7 +110,12 @@ def finish(folder: RunFolder) -> None:
                 "verdict": dataclasses.asdict(verdict),
             },
         )
-    folder.write(Event.SETTLED, {"task": LINEAR, "rows": 32, "accepted": 1})
+    folder.write(
+        Event.SETTLED,
+        {"task": LINEAR, "rows": 32, "before": 16, "buckets": ["M=1", "M=8"], "templates": "t", "accepted": 1},
+    )
+    gain = LayoutGain(LINEAR, "decode batch 1 context 512", 0.041, 0.032, True, 0.008)
+    folder.write(Event.LAYOUT_GAIN, dataclasses.asdict(gain))
     engine = EngineVerdict(WITH_ROWS.format(32), "decode batch 1 context 512", 0.062, 0.048, 0.077, True, 960, 16)
     folder.write(Event.PROMOTION, dataclasses.asdict(engine))
     rates = (("torch f32", 21.0, None), ("default", 84.0, 4.0), ("tuned", 96.6, 1.15))

@@ -10,6 +10,7 @@ from kforge.backends.defaults import default_kernel
 from kforge.core.kernel import KernelState
 from kforge.core.trial import Artifact, Decision, Verdict
 from kforge.core.workload import Phase
+from kforge.engine.kernel_set import DefaultKernels
 from kforge.models import load
 from kforge.models.graph import CallKind, StepOptions
 from kforge.models.synth import synth
@@ -17,6 +18,7 @@ from kforge.models.workloads import Mode, workloads
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import read
 from kforge.targets.files import load_target
+from kforge.tuner.engine_pairs import EnginePairs
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Silent
@@ -67,7 +69,8 @@ def test_the_engine_runs_with_and_without_a_winner_and_proves_that_it_was_called
         record = record_of(candidate, artifact, verdict, None, workload, target, folder.id, Seconds(1e-6, 1e-6))
         number = registry.accept(record, artifact.data, candidate.source, {})
         accepted = [dataclasses.replace(record, id=number)]
-        promotion = Promotion(model, target, registry, folder, options, Silent())
+        pairs = EnginePairs(model, options, DefaultKernels(target))
+        promotion = Promotion(pairs, registry, folder, Silent())
         verdicts = promotion.promote(before, read(tmp_path / "registry.db"), accepted, [MODE], lambda: False)
         assert [v.same_tokens for v in verdicts] == [True]
         assert verdicts[0].calls > 40 and verdicts[0].floor > 0

@@ -1,0 +1,73 @@
+"""Two engines on the same weights, in alternating bursts: what one set of kernels gives the engine over another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kforge.engine.engine import Engine
+from kforge.engine.kernel_set import DefaultKernels, KernelSet
+from kforge.engine.weights import Weights
+from kforge.models.model import Model
+from kforge.models.workloads import Mode
+from kforge.tuner.location import Location, locate
+from kforge.tuner.modes import ModeDriver
+from kforge.tuner.options import TuneOptions
+
+PAIRS = 40
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Bursts of two engines, one with and one without something: ratios without / with."""
+
+    location: Location
+    same_tokens: bool
+
+    @property
+    def apparent(self) -> float:
+        """How far apart the two seem to be, either way."""
+        return max(abs(self.location.lower), abs(self.location.upper))
+
+
+class EnginePairs:
+    """Makes the engines of a comparison, which share one copy of the weights, and runs them against each other."""
+
+    def __init__(self, model: Model, options: TuneOptions, default: DefaultKernels):
+        self.default = default
+        self._model, self._options = model, options
+        self._weights = Weights(model)
+
+    def driver(self, kernels: KernelSet, mode: Mode) -> ModeDriver:
+        """An engine in a mode, with just the memory that the mode needs."""
+        tokens = mode.sequences * (mode.context + 128)
+        engine = Engine(
+            self._model,
+            kernels,
+            threads=self._options.threads,
+            kv=self._options.kv,
+            act=self._options.act,
+            max_sequences=max(mode.sequences, 1),
+            kv_tokens=tokens,
+            weights=self._weights,
+        )
+        return ModeDriver(engine, mode)
+
+    def floor(self, driver: ModeDriver, kernels: KernelSet, mode: Mode) -> float:
+        """How far a driver can seem to be, here and now, from another with the same kernels."""
+        with self.driver(kernels, mode) as itself:
+            return interleave(driver, itself).apparent
+
+
+def interleave(new: ModeDriver, old: ModeDriver) -> Pairs:
+    """Alternating bursts of two engines from the same start, ABBA."""
+    new.restart()
+    old.restart()
+    same = new.burst().output == old.burst().output
+    ratios = []
+    for n in range(PAIRS):
+        first, second = (new, old) if n % 2 == 0 else (old, new)
+        a, b = first.burst(), second.burst()
+        same &= a.output == b.output
+        fresh, stale = (a, b) if first is new else (b, a)
+        ratios.append(stale.seconds / fresh.seconds)
+    return Pairs(locate(ratios), same)
