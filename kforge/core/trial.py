@@ -27,6 +27,7 @@ class FailureClass(StrEnum):
     INCORRECT = "incorrect"  # beyond the operator's bound
     INEXACT = "inexact"  # declared exact, but differs from the order specification
     NONDETERMINISTIC = "nondeterministic"  # two runs, or two thread counts, differ
+    BACKGROUND = "background"  # it took processor time while it had nothing to do
     HARNESS = "harness"  # the harness itself failed: never the candidate's fault
 
 
@@ -134,12 +135,25 @@ class RejectReason(StrEnum):
     SHAPE_REGRESSION = "shape_regression"  # inferior at a shape of the bucket
     TOO_NOISY = "too_noisy"  # undecided inside the time budget
     ABOVE_ROOFLINE = "above_roofline"  # faster than physics: audited, not believed
+    AUDIT = "audit"  # single calls on inputs that it never saw do not show the gain
 
 
 class Decision(StrEnum):
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The gain over single calls, each handed over by itself, with inputs that are new and outputs and scratch that are
+    poisoned: slower to measure and noisier than batches, but nothing that a kernel could remember helps it."""
+
+    gain: float  # robust location of the log ratios incumbent / candidate, as a ratio minus one
+    lower: float
+    upper: float
+    pairs: int
+    seconds: float  # median of a candidate's call, hand-over taken off
 
 
 @dataclass(frozen=True)
@@ -158,3 +172,4 @@ class Verdict:
     reason: RejectReason | None = None
     per_shape: tuple[tuple[str, float], ...] = ()  # workload key -> gain
     text: str = ""
+    audit: Audit | None = None  # of what would be accepted otherwise

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from kforge.core.errors import KforgeError, sentence_of
-from kforge.core.trial import Decision, Failure, FailureClass, RejectReason, Timing, Trial, Verdict
+from kforge.core.trial import Audit, Decision, Failure, FailureClass, RejectReason, Timing, Trial, Verdict
 from kforge.core.workload import attrs
 
 
@@ -179,7 +179,9 @@ def verdict_from_json(data: dict) -> Verdict:
     """From ``dataclasses.asdict`` of a verdict, through JSON."""
     reason = RejectReason(data["reason"]) if data["reason"] else None
     per_shape = tuple((workload, gain) for workload, gain in data["per_shape"])
-    return Verdict(**{**data, "decision": Decision(data["decision"]), "reason": reason, "per_shape": per_shape})
+    audit = Audit(**data["audit"]) if data.get("audit") else None
+    decision = Decision(data["decision"])
+    return Verdict(**{**data, "decision": decision, "reason": reason, "per_shape": per_shape, "audit": audit})
 
 
 def _slug(text: str) -> str:
