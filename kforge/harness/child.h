@@ -1,6 +1,7 @@
 // A child: one candidate's process, from the fork to its last call.
 #pragma once
 
+#include "attempts.h"
 #include "executor.h"
 #include "jail.h"
 #include "protocol.h"
@@ -30,6 +31,8 @@ struct ChildPlan {
     int control_file, slot_file, image_file;
     Range arena, reserve;
     int64_t cpu_seconds;
+    int64_t needed;   // layers (jail.h) without which nothing may run
+    int64_t attempt;  // what the child is to try instead of serving a candidate (attempts.h); -1 for a candidate
     std::vector<int> cpus;
     struct Slot {
         int64_t address_offset, file_offset, bytes;
@@ -45,9 +48,10 @@ inline void futex_wait(std::atomic<uint32_t> *word, uint32_t value) {
 }
 
 // Exit statuses of a child; control.py knows them.
-constexpr int load_exit = 97;   // the image could not be mapped
-constexpr int jail_exit = 98;   // the child could not be locked down
-constexpr int fault_exit = 99;  // the fault handler ran
+constexpr int survived_exit = 96;  // what was attempted did not end the process
+constexpr int load_exit = 97;      // the image could not be mapped
+constexpr int jail_exit = 98;      // the child could not be locked down
+constexpr int fault_exit = 99;     // the fault handler ran
 
 // What the fault handler looks at. A child has one candidate, so these are the process's.
 struct FaultMap {
@@ -97,6 +101,17 @@ inline void alternate_stack() {
     sigaltstack(&stack, nullptr);
 }
 
+// The first layer that is needed and does not hold, in words; null when there is none.
+inline const char *missing(int64_t held, int64_t needed) {
+    const int64_t lost = needed & ~held;
+    if (lost & layer_filter) return "installing the system call filter failed";
+    if (lost & layer_files) return "closing its files failed";
+    if (lost & layer_privileges) return "dropping privileges failed";
+    if (lost & layer_limits) return "setting its limits failed";
+    if (lost & layer_landlock) return "landlock, which held before, failed";
+    return nullptr;
+}
+
 // Nothing of the candidate has run yet, so its word is good. The zygote sees the exit status and wakes the parent.
 [[noreturn]] inline void refuse(Control *control, int status, const char *message) {
     std::snprintf(control->message, sizeof control->message, "%s", message);
@@ -133,6 +148,18 @@ inline std::vector<char> read_all(int file) {
     }
 }
 
+// Says which layers beneath the filter hold, by trying.
+[[noreturn]] inline void see_layers(Control *control) {
+    control->result = layers_seen();
+    _exit(survived_exit);
+}
+
+[[noreturn]] inline void try_it(const Attempt &attempt, Control *control, Executor &executor) {
+    std::snprintf(control->message, sizeof control->message, "%s", attempt.name);
+    executor.on_last_thread(attempt.make);
+    _exit(survived_exit);
+}
+
 [[noreturn]] inline void become_child(const ChildPlan &plan) {
     setsid();
     auto *control = static_cast<Control *>(
@@ -151,24 +178,25 @@ inline std::vector<char> read_all(int file) {
     if (plan.arena.end > plan.arena.begin) {
         mprotect(reinterpret_cast<void *>(plan.arena.begin), plan.arena.end - plan.arena.begin, PROT_READ);
     }
-    std::vector<char> image = read_all(plan.image_file);
-    if (syscall(SYS_close_range, 0, ~0u, 0)) {
-        for (int file = 0; file < 1024; ++file) close(file);
-    }
+    std::vector<char> image;
+    if (plan.attempt < 0) image = read_all(plan.image_file);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     handle_faults();
-    set_limits(plan.cpu_seconds);
-    landlock();
-    if (!drop_privileges()) refuse(control, jail_exit, "dropping privileges failed");
+    const int64_t held = enter(plan.cpu_seconds);
+    if (const char *lost = missing(held | layer_filter, plan.needed)) refuse(control, jail_exit, lost);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);  // after the change of user, which clears it
     if (getppid() == 1) _exit(jail_exit);
 
     Executor executor(plan.cpus);
-    if (const char *wrong = executor.load(image.data(), image.size())) refuse(control, load_exit, wrong);
+    if (plan.attempt < 0) {
+        if (const char *wrong = executor.load(image.data(), image.size())) refuse(control, load_exit, wrong);
+    }
     executor.on_every_thread(alternate_stack);
-    if (!filter_system_calls()) refuse(control, jail_exit, "installing the system call filter failed");
+    if (plan.attempt == attempt_layers) see_layers(control);
+    if (!filter_system_calls() && (plan.needed & layer_filter)) refuse(control, jail_exit, missing(held, layer_filter));
+    if (plan.attempt >= 0) try_it(attempts[plan.attempt], control, executor);
     control->state.store(ready);
     futex_wake(&control->state);
     serve(control, executor);

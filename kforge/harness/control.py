@@ -8,7 +8,7 @@ import mmap
 import os
 from enum import IntEnum
 
-LOAD_EXIT, FAULT_EXIT = 97, 99  # exit statuses of a child (child.h)
+SURVIVED_EXIT, LOAD_EXIT, FAULT_EXIT = 96, 97, 99  # exit statuses of a child (child.h)
 MAX_TENSORS, MAX_RANK, MAX_AXES, MAX_SCALARS = 16, 8, 8, 8
 
 

@@ -28,6 +28,18 @@ class Executor {
         team_.run([](void *f, int) { reinterpret_cast<void (*)()>(f)(); }, reinterpret_cast<void *>(function));
     }
 
+    // On a thread that the system call filter reached through its synchronisation, where there is more than one.
+    void on_last_thread(void (*function)()) {
+        struct Context {
+            void (*function)();
+            int last;
+        } context{function, team_.threads() - 1};
+        team_.run([](void *c, int thread) {
+            auto *given = static_cast<Context *>(c);
+            if (thread == given->last) given->function();
+        }, &context);
+    }
+
     int64_t scratch_bytes(const Control &control) const { return kernel_.scratch_bytes(control.axes, control.threads); }
 
     // The command is copied first: a candidate that finds the shared page could otherwise change it between two calls.

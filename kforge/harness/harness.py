@@ -31,6 +31,7 @@ from kforge.harness.check import CheckResult, check
 from kforge.harness.judge import LEAST_ZYGOTES, Rules, ShapeSample, decide, floor_of
 from kforge.harness.pairs import Contestant, ContestantFailure, PairedSample, compare, joined
 from kforge.harness.process import Process
+from kforge.harness.proof import proven, provenance, require
 from kforge.harness.session import Session, TimedInputs
 from kforge.harness.timing import PAIRS, SEARCH, Plan, Stopwatch, time_candidate
 from kforge.harness.zygote import HarnessError
@@ -51,13 +52,18 @@ class Harness:
     """Evaluates candidates on ``threads`` pinned threads of this machine. Close it: zygotes are processes.
 
     Seeds are drawn afresh for each harness, so that no candidate can be fitted to the inputs it will be checked with; a
-    failure names the seed of its case. Not thread-safe.
+    failure names the seed of its case. Not thread-safe. Raises KforgeError where this machine does not confine
+    candidates (``kforge.harness.proof``) and they are not trusted.
     """
 
-    def __init__(self, target: Target, threads: int, *, seed: int | None = None) -> None:
+    def __init__(self, target: Target, threads: int, *, seed: int | None = None,
+                 trust_candidates: bool = False) -> None:
         available = sorted(os.sched_getaffinity(0))
         if not 1 <= threads <= len(available):
             raise KforgeError(f"{threads} threads asked for, but this process may use {len(available)} CPUs")
+        confinement = proven()
+        require(confinement, trust_candidates)
+        self.provenance = provenance(confinement, trust_candidates)  # what to keep beside an accepted kernel
         self.target = target
         self.threads = threads
         self._cpus = available[:threads]

@@ -1,4 +1,7 @@
 // Locking a child down before the first byte of a candidate runs.
+//
+// Each layer says whether it holds, because kernels and containers differ in what they allow; who starts the child names the
+// layers that it insists on (those that were proven to hold on this machine), and without one of these nothing runs.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +21,25 @@ namespace kforge_harness {
 
 constexpr uid_t nobody = 65534;
 
-// No file, no network, no signal to anybody outside. Best effort: a kernel without landlock leaves it to the system call filter,
-// which allows no call that could use any of these. An ordinary user may restrict itself only once it can gain no privileges.
-inline void landlock() {
+// Bits, shared with proof.py.
+enum Layer : int64_t {
+    layer_filter = 1,      // no system call but to sleep, wake and end, on any thread
+    layer_files = 2,       // no open file
+    layer_privileges = 4,  // not root, no capability, no way to gain one
+    layer_limits = 8,      // no core, no file content, bounded processor time
+    layer_landlock = 16,   // no file, no network, no signal to anybody outside: a second lock behind the filter
+};
+
+inline bool close_files() {
+    if (syscall(SYS_close_range, 0, ~0u, 0) == 0) return true;
+    const long most = sysconf(_SC_OPEN_MAX);
+    for (int file = 0; file < most; ++file) close(file);
+    return most > 0;
+}
+
+// No file, no network, no signal to anybody outside. False where the kernel has no landlock (before 5.13, or switched off).
+// An ordinary user may restrict itself only once it can gain no privileges.
+inline bool landlock() {
 #ifdef SYS_landlock_create_ruleset
     constexpr long create = SYS_landlock_create_ruleset, restrict_self = SYS_landlock_restrict_self;
 #else
@@ -29,17 +48,18 @@ inline void landlock() {
     struct Ruleset {
         uint64_t files, net, scoped;
     };
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return;
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return false;
     long version = syscall(create, nullptr, 0, 1);
-    if (version < 1) return;
+    if (version < 1) return false;
     // Access rights known to each version of the kernel's interface (uapi/linux/landlock.h).
     int bits = version == 1 ? 13 : version == 2 ? 14 : version < 5 ? 15 : 16;
     Ruleset ruleset{(uint64_t{1} << bits) - 1, version >= 4 ? 3u : 0u, version >= 6 ? 3u : 0u};
     size_t size = version < 4 ? 8 : version < 6 ? 16 : 24;
     long fd = syscall(create, &ruleset, size, 0);
-    if (fd < 0) return;
-    syscall(restrict_self, fd, 0);
+    if (fd < 0) return false;
+    bool done = syscall(restrict_self, fd, 0) == 0;
     close(static_cast<int>(fd));
+    return done;
 }
 
 // As root: becomes nobody, with no capability left. As an ordinary user there is nothing to drop. False on failure (errno says why).
@@ -58,17 +78,33 @@ inline bool drop_privileges() {
     return true;
 }
 
-inline void limit(int resource, rlim_t value) {
+// At most `value`, for good: a stricter limit that is there already stays.
+inline bool limit(int resource, rlim_t value) {
+    const auto which = static_cast<__rlimit_resource>(resource);
+    rlimit now{};
+    if (getrlimit(which, &now)) return false;
+    if (now.rlim_max < value) value = now.rlim_max;
     rlimit both{value, value};
-    setrlimit(static_cast<__rlimit_resource>(resource), &both);
+    return setrlimit(which, &both) == 0;
 }
 
-inline void set_limits(int64_t cpu_seconds) {
-    limit(RLIMIT_CORE, 0);
-    limit(RLIMIT_FSIZE, 0);
-    limit(RLIMIT_MSGQUEUE, 0);
-    limit(RLIMIT_MEMLOCK, 0);
-    limit(RLIMIT_CPU, static_cast<rlim_t>(cpu_seconds));  // a backstop: the parent's clock kills long before
+inline bool set_limits(int64_t cpu_seconds) {
+    bool done = limit(RLIMIT_CORE, 0);
+    done = limit(RLIMIT_FSIZE, 0) && done;
+    done = limit(RLIMIT_MSGQUEUE, 0) && done;
+    done = limit(RLIMIT_MEMLOCK, 0) && done;
+    // A backstop: the parent's clock kills long before.
+    return limit(RLIMIT_CPU, static_cast<rlim_t>(cpu_seconds)) && done;
+}
+
+// All layers but the filter, which must wait for threads to start and memory to be mapped. The bits of those that hold.
+inline int64_t enter(int64_t cpu_seconds) {
+    int64_t held = 0;
+    if (close_files()) held |= layer_files;
+    if (set_limits(cpu_seconds)) held |= layer_limits;
+    if (landlock()) held |= layer_landlock;
+    if (drop_privileges()) held |= layer_privileges;
+    return held;
 }
 
 // On every thread of the process: what a sleeping team needs, and the ways to die. Anything else kills the process (SIGSYS).

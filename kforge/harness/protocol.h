@@ -22,12 +22,14 @@ constexpr int max_threads = 256;
 enum Verb : int64_t {
     // Parent to zygote.
     verb_arena = 1,  // [arena bytes, reserve bytes, n, n x (destination, source, bytes, copies, copy stride)] + source file
-    verb_spawn = 2,  // [threads, cpu seconds, slots, slots x (address offset, file offset, bytes, writable), threads x cpu]
-                     //   + control file, slot file, image file
+    verb_spawn = 2,  // [threads, cpu seconds, needed layers, slots, slots x (address offset, file offset, bytes, writable),
+                     //   threads x cpu] + control file, slot file, image file
     verb_kill = 3,   // [pid]
+    verb_attempt = 4,  // [number, threads, threads x cpu] + control file: a child locked down as for a candidate tries
+                       //   what a candidate must not (attempts.h) and says its name in the page's message
     // Zygote to parent.
     reply_arena = 11,  // [arena address, reserve address]
-    reply_spawn = 12,  // [pid]
+    reply_spawn = 12,  // [pid, attempts that there are]
     reply_dead = 13,   // [pid, wait status]; also without being asked
     reply_error = 14,  // [errno, which step]
 };

@@ -76,6 +76,7 @@ class Zygote {
         switch (message.words[0]) {
             case verb_arena: fill_arena(message); break;
             case verb_spawn: spawn(message); break;
+            case verb_attempt: attempt(message); break;
             case verb_kill: kill_child(static_cast<pid_t>(message.words[1])); break;
             default: reply({reply_error, EINVAL, message.words[0]});
         }
@@ -120,11 +121,25 @@ class Zygote {
     void spawn(const Message &message) {
         if (message.files.size() != 3) return reply({reply_error, EBADF, verb_spawn});
         const int64_t *word = message.words.data() + 1;
-        ChildPlan plan{message.files[0], message.files[1], message.files[2], arena_, reserve_, word[1], {}, {}};
-        int64_t threads = word[0], slots = word[2];
-        word += 3;
+        ChildPlan plan{message.files[0], message.files[1], message.files[2], arena_, reserve_, word[1], word[2], -1, {}, {}};
+        int64_t threads = word[0], slots = word[3];
+        word += 4;
         for (int64_t i = 0; i < slots; ++i, word += 4) plan.slots.push_back({word[0], word[1], word[2], word[3] != 0});
         for (int64_t i = 0; i < threads; ++i) plan.cpus.push_back(static_cast<int>(*word++));
+        start(plan);
+    }
+
+    void attempt(const Message &message) {
+        const int64_t *word = message.words.data() + 1;
+        if (message.files.size() != 1 || word[0] < 0 || word[0] >= attempt_count) {
+            return reply({reply_error, EINVAL, verb_attempt});
+        }
+        ChildPlan plan{message.files[0], -1, -1, arena_, reserve_, 10, 0, word[0], {}, {}};
+        for (int64_t i = 0; i < word[1]; ++i) plan.cpus.push_back(static_cast<int>(word[2 + i]));
+        start(plan);
+    }
+
+    void start(const ChildPlan &plan) {
         void *page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, plan.control_file, 0);
         if (page == MAP_FAILED) return reply({reply_error, errno, verb_spawn});
         madvise(page, 4096, MADV_DONTFORK);  // one child must not see another's page
@@ -136,7 +151,7 @@ class Zygote {
             return reply({reply_error, error, verb_spawn});
         }
         children_[pid] = static_cast<Control *>(page);
-        reply({reply_spawn, pid});
+        reply({reply_spawn, pid, attempt_count});
     }
 
     void kill_child(pid_t pid) {

@@ -15,6 +15,7 @@ from kforge.harness.control import SharedMemory
 from kforge.harness.expected import Expected
 from kforge.harness.forms import Form, dense_strides
 from kforge.harness.process import SCRATCH, SCRATCH_LIMIT, Process, TensorArgument
+from kforge.harness.proof import proven
 from kforge.harness.slots import PAGE, SlotFile, SlotRequest, round_up
 from kforge.harness.zygote import ArenaSegment, Zygote
 from kforge.operators.base import Distribution, Operator, Residency, Role, TensorSpec
@@ -109,7 +110,7 @@ class Session:
             raise
 
     def start(self, image: Image, cpu_seconds: int = 120) -> Process | Failure:
-        child = self.zygote.spawn(image, self.slots, self.cpus, cpu_seconds)
+        child = self.zygote.spawn(image, self.slots, self.cpus, cpu_seconds, proven().run.needed)
         if isinstance(child, Failure):
             return child
         return Process(child, self.slots, self.operator, self.zygote.reserve_address)

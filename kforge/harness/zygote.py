@@ -12,7 +12,7 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -20,7 +20,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.trial import Failure, FailureClass
 from kforge.harness.binaries import clock, runner
-from kforge.harness.control import FAULT_EXIT, LOAD_EXIT, ControlPage, Fault, SharedMemory, State
+from kforge.harness.control import FAULT_EXIT, LOAD_EXIT, SURVIVED_EXIT, ControlPage, Fault, SharedMemory, State
 from kforge.harness.slots import SlotFile
 
 _REPLY_SECONDS = 60.0
@@ -35,6 +35,7 @@ class _Verb(IntEnum):
     ARENA = 1
     SPAWN = 2
     KILL = 3
+    ATTEMPT = 4
     ARENA_REPLY = 11
     SPAWN_REPLY = 12
     DEAD = 13
@@ -50,6 +51,24 @@ class ArenaSegment:
     size: int
     copies: int
     copy_stride: int
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a child ended that tried one thing that a candidate must not do (``attempts.h``)."""
+
+    name: str
+    status: int  # wait status
+    attempts: int  # how many there are
+    result: int  # layers that were seen to hold, of the attempt that looks at them
+
+    @property
+    def forbidden(self) -> bool:
+        return os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGSYS
+
+    @property
+    def survived(self) -> bool:
+        return os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) == SURVIVED_EXIT
 
 
 class Zygote:
@@ -79,13 +98,50 @@ class Zygote:
             raise
         self.arena_address, self.reserve_address = reply[1], reply[2]
 
-    def spawn(self, image: Image, slots: SlotFile, cpus: Sequence[int], cpu_seconds: int) -> Child | Failure:
-        """Forks a child that has mapped ``image`` and is locked down, or says why the image could not be loaded."""
+    @classmethod
+    @contextlib.contextmanager
+    def empty(cls, reserve_bytes: int) -> Iterator[Zygote]:
+        """One that holds no inputs, for ``attempt``."""
+        source = SharedMemory("kforge-inputs", mmap.PAGESIZE)
+        try:
+            zygote = cls(0, reserve_bytes, source, ())
+        finally:
+            source.close()
+        try:
+            yield zygote
+        finally:
+            zygote.close()
+
+    def attempt(self, number: int, cpus: Sequence[int]) -> Ending:
+        """Forks a child that is locked down as for a candidate and tries what candidates must not."""
+        control = SharedMemory("kforge-control", mmap.PAGESIZE)
+        try:
+            self._send([int(_Verb.ATTEMPT), number, len(cpus), *cpus], [control.fd])
+            reply = self._expect(_Verb.SPAWN_REPLY)
+            pid, attempts = reply[1], reply[2]
+            page = ControlPage.from_buffer(control.map)
+            if clock().kf_harness_wait_start(ctypes.addressof(page), int(_DEATH_SECONDS * 1e9)) != State.DEAD:
+                raise HarnessError(f"a child of the harness's runner hangs that only had {page.message.decode()}")
+            status = self.death_status(pid)
+            if status is None:
+                raise HarnessError("the harness's runner does not say how its child ended")
+            ending = Ending(bytes(page.message).split(b"\0")[0].decode(), status, attempts, int(page.result))
+            del page
+            return ending
+        finally:
+            control.close()
+
+    def spawn(self, image: Image, slots: SlotFile, cpus: Sequence[int], cpu_seconds: int,
+              needed: int) -> Child | Failure:
+        """Forks a child that has mapped ``image`` and is locked down, or says why the image could not be loaded.
+
+        ``needed``: layers of confinement (``proof.Layer``) without which it must not run.
+        """
         control = SharedMemory("kforge-control", mmap.PAGESIZE)
         blob = SharedMemory("kforge-image", len(data := image.blob()))
         try:
             blob.map[:] = data
-            words = [int(_Verb.SPAWN), len(cpus), cpu_seconds, len(slots.slots)]
+            words = [int(_Verb.SPAWN), len(cpus), cpu_seconds, needed, len(slots.slots)]
             for slot in slots.slots:
                 words += [slot.address_offset, slot.file_offset, slot.size, int(slot.writable)]
             self._send([*words, *cpus], [control.fd, slots.memory.fd, blob.fd])

@@ -137,7 +137,7 @@ def test_network_and_kernel_facilities_are_denied(work: Path, tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize("who", ["an ordinary user", "root", "root of a container without privileges"])
 def test_the_launcher_confines_as(who: str) -> None:
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # the user's own may be out of another user's reach
         base = Path(name)
         base.chmod(0o755)
         launcher = base / "confine"
@@ -147,11 +147,13 @@ def test_the_launcher_confines_as(who: str) -> None:
         (base / "work").mkdir()
         user = 1234 if who == "an ordinary user" else None
         unprivileged = ["/usr/bin/setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-        argv = [*(unprivileged if "container" in who else []), str(launcher), "5", str(1 << 30), "1000000", "0",
+        if user:
+            os.chown(base / "work", user, user)
+        argv = [*(unprivileged if "container" in who else []), str(launcher), "5", str(1 << 30), "1000000", "0", "0",
                 str(base / "work"), "/usr", "/lib", "/lib64", "--", "--probe", str(base / "secret")]
         done = subprocess.run(argv, cwd=base / "work", capture_output=True, text=True, user=user, group=user,
                               extra_groups=[] if user else None, env={}, check=False)
     holds = dict(line.split() for line in done.stdout.splitlines())
-    assert (holds["seccomp"], holds["rlimits"]) == ("1", "1"), done
+    assert (holds["seccomp"], holds["rlimits"], holds["privileges"]) == ("1", "1", "1"), done
     assert holds["landlock"] == str(int(describe().landlock))
     assert holds["unprivileged"] == str(int(user is not None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kforge.core.errors import KforgeError
+from kforge.harness.sandbox.remembered import remembered
 from kforge.native.build import build_program
 
 _HERE = Path(__file__).resolve().parent
@@ -42,11 +44,25 @@ class Outcome:
 class Facts:
     """What a confined child was seen to be kept from on this machine."""
 
-    namespaces: bool  # own network and process ids: killed as a whole, whatever it starts
-    landlock: bool  # cannot read files outside its folders
-    seccomp: bool  # cannot make a socket
-    rlimits: bool  # cannot map more memory than its limit
+    landlock: bool  # cannot read or write files outside its folders
+    seccomp: bool  # cannot make a socket, trace a process, make a namespace
+    rlimits: bool  # cannot map more memory than its limit, nor write a larger file
+    privileges: bool  # has no capability and cannot gain any
     unprivileged: bool  # runs under another uid than root's
+    namespaces: bool  # own network and process ids: killed as a whole, whatever it starts
+
+    @property
+    def needed(self) -> int:
+        """What every further child must have, as the launcher's bits: what was seen to hold must go on holding."""
+        return int(self.namespaces) * 1 | int(self.landlock) * 2 | int(self.seccomp) * 4
+
+
+_FACTS = [field.name for field in dataclasses.fields(Facts)]
+
+
+def launcher() -> Path:
+    """Path of ``kforge-confine``. Raises KforgeError when there is no compiler."""
+    return build_program("kforge-confine", [_HERE / "confine.cc"], include_dirs=[_HERE, _HERE.parent])
 
 
 def run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str] = ()) -> Outcome:
@@ -55,12 +71,15 @@ def run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[s
     It reads the system's programs and libraries and ``readable``. As root it runs as nobody, who is given ``work``,
     unless nobody cannot reach the command; then as root without capabilities. All that it started is dead on return
     (without namespaces, all that stayed in its process group).
-    Raises KforgeError when it cannot be confined or started.
+    Raises KforgeError when it cannot be started, or without a layer of confinement that was seen to hold here before.
     """
-    launcher = build_program("kforge-confine", [_HERE / "confine.cc"], include_dirs=[_HERE, _HERE.parent])
+    return _run(command, work, limits, readable, describe().needed)
+
+
+def _run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str], needed: int) -> Outcome:
     drop = os.geteuid() == 0 and all(_reachable(path) for path in (command[0], *readable)) and _give_away(work)
-    argv = [str(launcher), str(int(limits.seconds) + 1), str(limits.memory_bytes), str(limits.file_bytes),
-            str(int(drop)), str(work), *_SYSTEM, *readable, "--", *command]
+    argv = [str(launcher()), str(int(limits.seconds) + 1), str(limits.memory_bytes), str(limits.file_bytes),
+            str(int(drop)), str(needed), str(work), *_SYSTEM, *readable, "--", *command]
     path = os.pathsep.join(dict.fromkeys([str(Path(command[0]).parent), "/usr/bin", "/bin"]))
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(argv, cwd=work, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
@@ -82,16 +101,21 @@ def run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[s
 
 @functools.cache
 def describe() -> Facts:
-    """What holds here, proven by a confined child that tries. Raises KforgeError when there is no compiler."""
+    """What holds here, proven by a confined child that tries, once a boot. Raises KforgeError when there is no
+    compiler."""
+    return Facts(**remembered("build", [launcher()], _FACTS, _prove))
+
+
+def _prove() -> dict[str, bool]:
     with tempfile.TemporaryDirectory(prefix="kforge-probe-") as folder:
         base = Path(folder)
-        base.chmod(0o755)
+        base.chmod(0o777)  # what keeps the child out must not be the folder's mode, nor that of a folder above it:
         (work := base / "work").mkdir()
-        (secret := base / "secret").write_text("readable by anybody\n")
-        secret.chmod(0o644)
-        text = run(("--probe", str(secret)), work, Limits(10, 1 << 30, 1 << 20)).text
+        (base / "secret").write_text("readable by anybody\n")
+        (base / "secret").chmod(0o644)
+        text = _run(("--probe", "../secret"), work, Limits(10, 1 << 30, 1 << 20), (), 0).text
     holds = {name: value == "1" for name, _, value in (line.partition(" ") for line in text.splitlines())}
-    return Facts(*(holds.get(name, False) for name in ("namespaces", "landlock", "seccomp", "rlimits", "unprivileged")))
+    return {name: holds.get(name, False) for name in _FACTS}
 
 
 def _reachable(path: str) -> bool:
