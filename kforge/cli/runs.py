@@ -74,35 +74,17 @@ def show(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> N
     from kforge.tuner.run_view import view_of
 
     view = view_of(find(run, runs_dir))
-    problems = problem_rows(view)
     if as_json:
-        print(
-            json.dumps(
-                {**_brief(view), "failures": dict(view.failures), "problems": [vars(p) for p in problems]}, indent=1
-            )
-        )
+        problems = [vars(p) for p in problem_rows(view)]
+        print(json.dumps({**_brief(view), "failures": dict(view.failures), "problems": problems}, indent=1))
         return
     from rich.console import Console
-    from rich.table import Table
+
+    from kforge.cli.run_tables import problem_table
 
     for line in told(view):
         print(line)
-    if problems:
-        table = Table()
-        for column in (
-            "problem",
-            "bucket",
-            "of a step",
-            "trials",
-            "best us",
-            "of limit",
-            "micro gain",
-            "engine gain",
-            "outcome",
-        ):
-            table.add_column(column, overflow="fold")
-        for p in problems:
-            table.add_row(p.problem, p.bucket, p.share, str(p.trials), p.best, p.of_limit, p.micro, p.engine, p.outcome)
+    if (table := problem_table(view)) is not None:
         Console().print(table)
     for row in failure_rows(view):
         print(f"  {row.count} failed ({row.kind}): {row.reasons[0]}")

@@ -155,6 +155,9 @@ def _print(result: TuneResult, folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from kforge.cli.run_tables import problem_table
+    from kforge.tuner.run_view import view_of
+
     console = Console()
     table = Table(title="tokens/s, medians of interleaved runs in one process")
     for column in ("setting", "kernels", "tokens/s", "spread", "over the row above", "Python"):
@@ -171,6 +174,8 @@ def _print(result: TuneResult, folder: Path) -> None:
             end_section=figure.kernels == "tuned",
         )
     console.print(table)
+    if (problems := problem_table(view_of(folder))) is not None:
+        console.print(problems)
     if result.engine:
         gains = Table(title="what each tuned kernel gives the engine (left out, one at a time)")
         for column in ("problem", "mode", "gain", "at least", "calls", ""):
@@ -189,7 +194,7 @@ def _print(result: TuneResult, folder: Path) -> None:
         console.print(f"layout of {layout.problem}: {layout.text}")
     s = result.search
     if not result.engine and s.settled:
-        console.print("No kernel was shown to beat the one that serves now; why, by problem, is in the report.")
+        console.print("No kernel was shown to beat the one that serves now, so there is none to leave out.")
     if s.kept:
         console.print(f"{len(s.kept)} problems were served from the registry without tuning.")
     console.print(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from kforge.core.trial import FailureClass
+from kforge.core.trial import FailureClass, Verdict
 from kforge.tuner.report_names import microseconds, short_bucket, short_problem, short_template
 from kforge.tuner.run_view import RunView, TaskView
 
@@ -143,7 +143,8 @@ def problem_rows(run: RunView) -> list[ProblemRow]:
         best = min(timed, default=0.0)
         verdicts = [j.verdict for j in run.judged if j.bucket == bucket.key]
         won = max((v for v in verdicts if v.decision == "accepted"), key=lambda v: v.gain, default=None)
-        micro = f"{100 * won.gain:+.1f} % [{100 * won.lower:+.1f}, {100 * won.upper:+.1f}]" if won else "-"
+        told = won or max(verdicts, key=lambda v: v.gain, default=None)  # nothing won: how near the best finalist came
+        micro = f"{100 * told.gain:+.1f} % [{100 * told.lower:+.1f}, {100 * told.upper:+.1f}]" if told else "-"
         modes = dict(bucket.calls)
         engine = [v for v in run.engine_of(task.key) if won and (v.mode in modes or not modes)]
         rows.append(
@@ -158,16 +159,16 @@ def problem_rows(run: RunView) -> list[ProblemRow]:
                 f"{100 * bucket.limit / best:.0f} %" if best and bucket.limit else "-",
                 micro,
                 "; ".join(f"{v.mode} {100 * v.gain:+.1f} %" for v in engine) or "-",
-                _outcome(run, task, won is not None, bool(verdicts)),
+                _outcome(run, task, won is not None, told),
             )
         )
     return rows
 
 
-def _outcome(run: RunView, task: TaskView, won: bool, judged: bool) -> str:
+def _outcome(run: RunView, task: TaskView, won: bool, told: Verdict | None) -> str:
     if not won:
-        if judged:
-            return "incumbent stays"
+        if told is not None:
+            return f"incumbent stays: {told.reason.value.replace('_', ' ')}" if told.reason else "incumbent stays"
         return "nothing faster to judge" if task.accepted is not None else "not judged"
     engine = run.engine_of(task.key)
     if not engine:

@@ -50,7 +50,7 @@ def test_each_problem_has_its_best_against_the_limit_the_heaviest_first(finished
     rows = problem_rows(view_of(finished))
     assert [(r.problem, r.bucket, r.outcome) for r in rows] == [
         ("linear 576x960 q4_1 a8", "M=1", "promoted"),
-        ("linear 576x960 q4_1 a8", "M=8", "incumbent stays"),
+        ("linear 576x960 q4_1 a8", "M=8", "incumbent stays: slower"),
         ("rms_norm H=576 residual=1", "T=1", "not judged"),
     ]
     assert (rows[2].first, rows[2].best, rows[2].limit, rows[2].of_limit) == ("2", "2", "1", "50 %")
