@@ -30,9 +30,13 @@ def try_kernel(
     submit: Annotated[
         bool, typer.Option("--submit", help="Have it judged at its bucket; an accepted kernel goes into the registry.")
     ] = False,
+    trust_candidates: Annotated[
+        bool, typer.Option("--trust-candidates", help="Run candidates where the sandbox lacks its minimum, too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Build, check, time and compare one kernel of your own. Exit code 1 when it fails, 2 for bad input."""
+    from kforge.backends.handwritten import from_file
     from kforge.cli.lookup import DEFAULTS
     from kforge.core.paths import store_path
     from kforge.core.trial import NumericsClass
@@ -42,7 +46,7 @@ def try_kernel(
     from kforge.registry.store import Store
     from kforge.targets.files import load_target
     from kforge.tuner import attempt as trying
-    from kforge.tuner.contenders import from_file, incumbent, workload_of
+    from kforge.tuner.contenders import incumbent, workload_of
 
     given = pairs_of("--axes", axes)
     target = load_target("host")
@@ -51,7 +55,7 @@ def try_kernel(
     numerics = NumericsClass.RELAXED if relaxed else NumericsClass.EXACT
     candidate = from_file(file, workload.problem, target, pairs_of("--params", params), numerics)
     rival = incumbent(against, workload, snapshot, store, target)
-    with Harness(target, threads or target.cores) as harness:
+    with Harness(target, threads or target.cores, trust_candidates=trust_candidates) as harness:
         done = trying.attempt(candidate, workload, rival, harness)
         handed: Submission | None = None
         if submit and done.failure is None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kforge.backends.handwritten import HAND
 from kforge.core.defaults import PAGE_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
@@ -18,7 +19,6 @@ from kforge.models.model import Model
 from kforge.models.workloads import WorkloadRow, modes, workloads
 from kforge.registry.database import Registry
 from kforge.targets.probe import measure_bandwidth
-from kforge.tuner.contenders import HAND
 from kforge.tuner.coordinator import Coordinator, SearchOutcome
 from kforge.tuner.engine_pairs import EnginePairs
 from kforge.tuner.journal import Event, RunFolder

@@ -10,6 +10,7 @@ from cli_host import host_target
 from typer.testing import CliRunner
 
 from kforge.backends.cpp.build import build
+from kforge.backends.handwritten import from_file
 from kforge.cli.main import app
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelState
@@ -18,7 +19,6 @@ from kforge.core.trial import Artifact, Decision, NumericsClass, Verdict
 from kforge.core.workload import Problem, Workload
 from kforge.registry.ask import open_snapshot
 from kforge.registry.database import Registry
-from kforge.tuner.contenders import from_file
 from kforge.tuner.tune import awaiting_engine
 from kforge.tuner.winners import Seconds, record_of
 
