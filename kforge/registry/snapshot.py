@@ -76,6 +76,8 @@ def read(path: Path) -> Snapshot:
         connection = sqlite3.connect(_uri(path), uri=True, timeout=10)
         connection.row_factory = sqlite3.Row
         try:
+            if connection.execute("select count(*) from sqlite_master").fetchone()[0] == 0:
+                return EMPTY  # another process is about to make its tables, or was killed before
             schema = connection.execute("select version_num from alembic_version").fetchone()
             if schema is None or schema[0] > KNOWN_SCHEMA:
                 found = schema[0] if schema else "none"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
+from kforge.core.drafts import write_whole
 from kforge.core.errors import KforgeError
 
 
@@ -25,18 +24,9 @@ class Store:
         path = self.path(digest)
         if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
             return digest
-        draft = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as out:
-                draft = Path(out.name)
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(draft, path)
+            write_whole(path, data, durable=True)
         except OSError as error:
-            if draft is not None:
-                draft.unlink(missing_ok=True)
             raise KforgeError(
                 f"cannot write {path}: {error.strerror}; free space or fix the folder's rights"
             ) from error

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from kforge.core.drafts import write_whole
 from kforge.core.errors import KforgeError
 from kforge.core.paths import data_dir, require_plain, shipped
 from kforge.core.target import Cache, Compiler, Peak, Target
@@ -48,15 +47,7 @@ def save_target(target: Target, path: Path | None = None) -> Path:
     require_plain(path)
     text = tomli_w.dumps(_as_toml(target))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(prefix=".", suffix=".draft", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(draft, path)
-        except BaseException:
-            os.unlink(draft)
-            raise
+        write_whole(path, text.encode())
     except OSError as error:
         raise KforgeError(f"cannot write the target file {path}: {error.strerror}") from error
     return path

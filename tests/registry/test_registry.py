@@ -14,6 +14,7 @@ from kforge.core.kernel import KernelRecord, KernelState, Settled, Tier
 from kforge.core.layout import Layout
 from kforge.core.trial import Failure, FailureClass, NumericsClass, Timing, Trial
 from kforge.core.workload import Problem
+from kforge.registry import database
 from kforge.registry.database import Registry, Tried
 from kforge.registry.lookup import Asker, lookup
 from kforge.registry.maintenance import collect, verify
@@ -113,8 +114,69 @@ def test_verify_quarantines_a_corrupted_artifact(registry, tmp_path):
 def test_collect_removes_only_what_no_living_kernel_names(registry, tmp_path):
     registry.accept(record(), b"code", "src", {})
     registry.store.put(b"orphan")
-    assert collect(registry, read(tmp_path / "registry.db")).files == 1
+    assert collect(registry).files == 1
     assert verify(registry, read(tmp_path / "registry.db")).sound
+
+
+def test_a_kernel_that_is_not_in_use_any_more_needs_no_files(registry, tmp_path):
+    number = registry.accept(record(), b"code", "src", {})
+    registry.set_state(number, KernelState.RETIRED, "by hand")
+    assert collect(registry).files == 2
+    assert verify(registry, read(tmp_path / "registry.db")).sound
+
+
+def test_files_are_not_collected_while_a_tune_measures(registry):
+    """It stores a kernel's files before the entry that names them."""
+    registry.store.put(b"about to be accepted")
+    with registry.tuning_lock(), pytest.raises(KforgeError, match=r"another tune \(process \d+\) is using"):
+        collect(registry)
+    assert len(registry.store.digests()) == 1
+
+
+def test_a_registry_whose_maker_was_killed_before_its_tables_is_empty_and_is_made_then(tmp_path):
+    path = tmp_path / "registry.db"
+    raw = sqlite3.connect(path)
+    raw.execute("pragma journal_mode=wal")
+    raw.close()
+    assert path.stat().st_size > 0
+    assert read(path).kernels == ()
+    with Registry.open(path) as opened:
+        assert opened.snapshot().kernels == ()
+
+
+def test_a_migration_that_is_cut_off_leaves_no_tables(tmp_path, monkeypatch):
+    path = tmp_path / "registry.db"
+    upgrade = database.command.upgrade
+
+    def cut_off(*words):
+        upgrade(*words)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(database.command, "upgrade", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        Registry.open(path)
+    monkeypatch.undo()
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("select name from sqlite_master").fetchall() == []
+    with Registry.open(path) as opened:
+        assert opened.snapshot().kernels == ()
+
+
+def test_a_registry_that_is_held_for_too_long_is_said_to_be(tmp_path, monkeypatch):
+    path = tmp_path / "registry.db"
+    Registry.open(path).close()
+    monkeypatch.setattr(database, "PATIENCE", 0.1)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("begin immediate")
+    with Registry.open(path) as opened, pytest.raises(KforgeError, match=r"locked.*wait for the process"):
+        opened.begin_run("r", "m", "t", tmp_path)
+    holder.close()
+
+
+def test_a_registry_that_was_moved_away_is_not_taken_for_an_empty_one(registry, tmp_path):
+    (tmp_path / "registry.db").rename(tmp_path / "elsewhere.db")
+    with pytest.raises(KforgeError, match="is gone although it was open"):
+        registry.snapshot()
 
 
 def test_a_database_from_a_newer_version_is_left_alone(registry, tmp_path):

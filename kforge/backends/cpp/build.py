@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from kforge.backends.cpp import compilers, headers, store
 from kforge.backends.cpp.admission import examine
 from kforge.backends.cpp.elf import MAX_BYTES
 from kforge.backends.cpp.flags import flags, host_processor, is_host
+from kforge.core.drafts import draft_folder
 from kforge.core.paths import cache_dir
 from kforge.core.target import Compiler, Target
 from kforge.core.trial import Artifact, Candidate, CompilerReport, Failure, FailureClass
@@ -61,8 +61,7 @@ def build(candidate: Candidate, target: Target, *, compiler: Compiler | None = N
 
 def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...], limits: BuildLimits,
              note: str) -> Artifact | Failure:
-    with tempfile.TemporaryDirectory(prefix="kforge-build-") as folder:
-        work = Path(folder)
+    with draft_folder() as work:
         (work / _SOURCE).write_text(candidate.source, encoding="utf-8")
         headers.place(work)
         ahead = headers.place_prelude(work, compiler, options)

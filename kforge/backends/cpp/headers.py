@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
 from kforge.backends.cpp import compilers, store
+from kforge.core.drafts import draft_folder
 from kforge.core.paths import cache_dir
 from kforge.core.target import Compiler
 from kforge.core.workload import stable_hash
@@ -58,8 +58,7 @@ def _compiled(compiler: Compiler, options: tuple[str, ...]) -> Path | None:
     stored = cache_dir() / "prelude" / f"{key}.pch"
     if stored.is_file() or key in _refused:
         return stored if stored.is_file() else None
-    with tempfile.TemporaryDirectory(prefix="kforge-prelude-") as folder:
-        work = Path(folder)
+    with draft_folder() as work:
         place(work)
         extra = ("-Xclang", "-fno-pch-timestamp") if compiler.name == "clang++" else ()
         command = (compiler.path, *options, *extra, "-Iinclude", "-x", "c++-header", PRELUDE, "-o", "prelude.out")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from kforge.core import drafts
 from kforge.core.errors import KforgeError
 from kforge.core.trial import Artifact, CompilerReport
 
@@ -18,17 +16,9 @@ ABI_VERSION = 1
 
 def write_whole(path: Path, content: bytes) -> None:
     """Readers see the old file or the new one, never a part. Raises KforgeError when the disk is full or read-only."""
-    temporary = ""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
+        drafts.write_whole(path, content)
     except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         raise KforgeError(f"cannot write the cache {path.parent}: {error.strerror}; set KFORGE_CACHE to a folder with "
                           "space that you may write to") from None
 
