@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib import metadata
 
 from kforge.engine.engine import Engine
 from kforge.engine.request import SamplingParams
@@ -65,7 +66,7 @@ def main() -> None:
         request = json.loads(line)
         if "open" in request:
             driver = Driver(request["open"], request["threads"], request["kernels"])
-            answer: dict[str, object] = {"version": "0.1.0"}
+            answer: dict[str, object] = {"version": metadata.version("kforge")}
         elif "used" in request:
             assert driver is not None
             answer = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kforge.cli.generate import Act, KvTokens, ModelArgument, Threads, open_model, usable_kernels
+from kforge.cli.numbers import numbers
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV_TOKENS, STEP_TOKENS
 from kforge.core.errors import KforgeError
 
@@ -46,8 +47,8 @@ def engine(
     from kforge.targets.probe import BandwidthProbe
 
     opened = open_model(model)
-    settings = [decode_setting(n, context, decode) for n in _numbers("--batch", batch)]
-    settings += [prefill_setting(n) for n in _numbers("--prefill", prefill)]
+    settings = [decode_setting(n, context, decode) for n in numbers("--batch", batch)]
+    settings += [prefill_setting(n) for n in numbers("--prefill", prefill)]
     if any(setting.batch > STEP_TOKENS for setting in settings):
         raise KforgeError(f"--batch {batch!r} holds a number above {STEP_TOKENS}, the tokens of the largest step.")
     if not settings:
@@ -64,16 +65,6 @@ def engine(
     if json_file is not None:
         json_file.write_text(json.dumps(document, indent=1) + "\n")
     _print(opened.config.name, engines, comparison, act, torch_dtype)
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        values = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise KforgeError(f"{option} {text!r} is not a list of numbers such as 1,8.") from None
-    if any(value < 1 for value in values):
-        raise KforgeError(f"{option} {text!r} must hold numbers of at least 1.")
-    return values
 
 
 def _progress(what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kforge.cli.numbers import numbers
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, STEP_TOKENS
 from kforge.core.errors import KforgeError, Stopped, sentence_of
 
@@ -36,12 +38,16 @@ def tune(
     kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = DEFAULT_KV,
     resume: Annotated[str, typer.Option(help="Go on with this run (its id or folder).")] = "",
     retune: Annotated[bool, typer.Option("--retune", help="Also what the registry says is settled.")] = False,
+    trust_candidates: Annotated[
+        bool, typer.Option("--trust-candidates", help="Run candidates where the sandbox lacks its minimum, too.")
+    ] = False,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Tune a model's kernels on this machine, store the winners, and decode with and without them."""
     # Torch's idle threads would spin on the cores on which the next engine is timed.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from kforge.harness.proof import proven, require
     from kforge.models import load
     from kforge.models.fetch import resolve
     from kforge.native.compilers import default_compiler
@@ -55,6 +61,8 @@ def tune(
     if target != "host":
         raise KforgeError(f"target {target} is not this machine: kernels can only be timed on the host (--target host)")
     default_compiler()  # says what is missing or too old
+    if not resume:  # a resumed run may have been told in its first life
+        require(proven(), trust_candidates)
     hardware = load_target("host")
     with Registry.open() as registry:
         if resume:
@@ -64,12 +72,14 @@ def tune(
                 _show_finished(folder.path, as_json)
                 return
             options = TuneOptions.from_json(folder.of(Event.STARTED)[0]["options"])
+            if trust_candidates:
+                options = dataclasses.replace(options, trust_candidates=True)
             opened = load(resolve(options.model))
         else:
             options = TuneOptions(
                 model=model,
                 budget_seconds=seconds_of(budget),
-                batches=_batches(batch),
+                batches=numbers("--batch", batch, STEP_TOKENS),
                 context=context,
                 prefill=prefill,
                 threads=_threads(threads, hardware.cores),
@@ -77,6 +87,7 @@ def tune(
                 act=act,
                 only=workload,
                 retune=retune,
+                trust_candidates=trust_candidates,
             )
             opened = load(resolve(model))
             step_rows(opened, options)  # says what is impossible before there is a run
@@ -112,18 +123,6 @@ def seconds_of(text: str) -> float:
     if not 0 < value < math.inf:
         raise KforgeError(f"--budget {text!r} must be more than nothing and come to an end, for instance 10m")
     return value
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise KforgeError(f"--batch {text!r} is not a list of numbers such as 1,8")
-    if max(found) > STEP_TOKENS:
-        raise KforgeError(f"--batch {text!r} holds a number above {STEP_TOKENS}, the tokens of the largest step")
-    return found
 
 
 def _threads(given: int, cores: int) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kforge.cli.numbers import numbers
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
 from kforge.core.errors import KforgeError
 
@@ -38,20 +39,13 @@ def workloads(
 
     if act not in ("a8", "f32") or kv not in ("bf16", "f16", "f32"):
         raise KforgeError("--act is a8 or f32, --kv is bf16, f16 or f32.")
-    rows = rows_of(load(resolve(model)), _numbers("--batch", batch), _numbers("--context", context), prefill,
+    rows = rows_of(load(resolve(model)), numbers("--batch", batch), numbers("--context", context), prefill,
                    StepOptions(kv=kv, act=act))
     table = priced(rows, load_target(target))
     if as_json:
         print(json.dumps([_document(row) for row in table], indent=1))
     else:
         _print(table)
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise KforgeError(f"{option} takes whole numbers with commas between, not '{text}'.") from None
 
 
 def _document(priced: PricedRow) -> dict:

@@ -13,7 +13,6 @@ class FailureClass(StrEnum):
     """Why a trial has no timing. Closed: reports and the tuner match on it."""
 
     TEMPLATE = "template"  # the template did not parse, render, or left its sandbox
-    CONSTRAINT = "constraint"  # parameter values outside the template's constraints
     COMPILE = "compile"  # the compiler rejected the source
     COMPILE_LIMIT = "compile_limit"  # the compiler hit its time, memory or output limit
     ADMISSION = "admission"  # the artifact is not pure computation
