@@ -44,6 +44,7 @@ def examine() -> list[Finding]:
         ("torch", _torch),
         ("folders", _folders),
         ("sandbox", _sandbox),
+        ("cgroup", _cgroup),
         ("target", _target),
         ("registry", _registry),
         ("memory", _huge_pages),
@@ -120,46 +121,41 @@ def _folder(name: str, path: Path, variable: str) -> Finding:
 
 
 def _sandbox() -> list[Finding]:
-    from kforge.harness.sandbox import describe
+    from kforge.harness.proof import proven
     from kforge.native import find_compilers
 
     if not find_compilers():
         return [
             Finding("sandbox", State.PROBLEM, "not tried: its launcher is compiled first", "install a C++ compiler")
         ]
-    facts = describe()
-    held = (
-        ("seccomp", facts.seccomp, True, "a kernel under test cannot make system calls"),
-        ("rlimits", facts.rlimits, True, "memory and time of a child are bounded"),
-        ("landlock", facts.landlock, False, "a compiler reads only its toolchain"),
-        ("namespaces", facts.namespaces, False, "no network, and children die with their parent"),
-        ("unprivileged", facts.unprivileged, False, "children do not run as root"),
-    )
     findings = []
-    for name, holds, needed, meaning in held:
-        if holds:
-            findings.append(Finding("sandbox", State.OK, f"{name}: {meaning} (proven in a child)"))
-        elif needed:
-            findings.append(
-                Finding(
-                    "sandbox",
-                    State.PROBLEM,
-                    f"{name} does not hold in a child",
-                    "run on a kernel and in a container that allow it; untrusted kernels stay barred",
-                )
-            )
+    for p in proven().promises:
+        where = f"{p.step}: {p.rests_on}"
+        if p.holds:
+            findings.append(Finding("sandbox", State.OK, f"{where}: {p.meaning} (proven by trial)"))
+        elif p.needed:
+            text = f"{where} does not hold, so not: {p.meaning}"
+            advice = f"{p.advice}; until then candidates run only where they are trusted: --trust-candidates"
+            findings.append(Finding("sandbox", State.PROBLEM, text, advice))
         else:
             findings.append(
-                Finding("sandbox", State.WARNING, f"{name} does not hold here: one layer less", _SANDBOX_ADVICE[name])
+                Finding("sandbox", State.WARNING, f"{where} does not hold, one layer less: {p.meaning}", p.advice)
             )
     return findings
 
 
-_SANDBOX_ADVICE = {
-    "landlock": "needs Linux >= 5.13 with Landlock enabled (lsm=landlock,...)",
-    "namespaces": "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1), or run in a VM",
-    "unprivileged": "run kforge as an ordinary user, from folders that others may enter",
-}
+def _cgroup() -> list[Finding]:
+    """Looked at and not used: the sandbox's own limits hold for each process, a control group's for all together."""
+    from kforge.harness.sandbox.cgroup import limits
+
+    found = limits()
+    if not found.where:
+        return [Finding("cgroup", State.OK, "no control group is to be seen: nothing bounds all processes together")]
+    parts = [
+        f"memory at most {found.memory_bytes / 2**30:.1f} GiB" if found.memory_bytes else "memory not bounded",
+        f"at most {found.processes} processes" if found.processes else "processes not bounded",
+    ]
+    return [Finding("cgroup", State.OK, f"{found.where}: {', '.join(parts)} for all together (not kforge's doing)")]
 
 
 def _target() -> list[Finding]:

@@ -31,7 +31,7 @@ from kforge.harness.check import CheckResult, check
 from kforge.harness.judge import LEAST_ZYGOTES, Rules, ShapeSample, decide, floor_of
 from kforge.harness.pairs import Contestant, ContestantFailure, PairedSample, compare, joined
 from kforge.harness.process import Process
-from kforge.harness.proof import proven, provenance, require
+from kforge.harness.proof import Provenance, proven, require
 from kforge.harness.session import Session, TimedInputs
 from kforge.harness.timing import PAIRS, SEARCH, Plan, Stopwatch, time_candidate
 from kforge.harness.zygote import HarnessError
@@ -63,7 +63,7 @@ class Harness:
             raise KforgeError(f"{threads} threads asked for, but this process may use {len(available)} CPUs")
         confinement = proven()
         require(confinement, trust_candidates)
-        self.provenance = provenance(confinement, trust_candidates)  # what to keep beside an accepted kernel
+        self.provenance = Provenance.of(confinement, trust_candidates)  # what to keep beside an accepted kernel
         self.target = target
         self.threads = threads
         self._cpus = available[:threads]

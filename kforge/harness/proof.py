@@ -108,10 +108,17 @@ def require(confinement: Confinement, trust_candidates: bool) -> None:
                       "--trust-candidates if you would run programs of those who wrote them")
 
 
-def provenance(confinement: Confinement, trust_candidates: bool) -> dict[str, object]:
-    """What the registry keeps of it beside a kernel that it accepts."""
-    missing = [f"{p.step}: {p.rests_on}" for p in confinement.missing]
-    return {"trusted": trust_candidates and bool(missing), "missing": missing}
+@dataclass(frozen=True)
+class Provenance:
+    """What the registry keeps of the sandbox beside a kernel that it accepts."""
+
+    trusted: bool  # it ran without the minimum, on the user's word
+    missing: tuple[str, ...]
+
+    @classmethod
+    def of(cls, confinement: Confinement, trust_candidates: bool) -> Provenance:
+        missing = tuple(f"{p.step}: {p.rests_on}" for p in confinement.missing)
+        return cls(trust_candidates and bool(missing), missing)
 
 
 @functools.cache

@@ -176,5 +176,8 @@ def _store(
     kernel = record_of(candidate, artifact, verdict, serving.kernel, at, target, run, Seconds(own, default))
     registry.begin_run(run, at.problem.key, target.identity, Path(""))
     registry.record_trial(run, target.identity, at.problem, mine)
-    evidence: dict[str, object] = {"verdict": dataclasses.asdict(verdict)}
+    evidence: dict[str, object] = {
+        "verdict": dataclasses.asdict(verdict),
+        "sandbox": dataclasses.asdict(harness.provenance),
+    }
     return registry.accept(kernel, artifact.data, candidate.source, evidence)

@@ -77,7 +77,10 @@ class Coordinator:
                 f"{len(kept)} of {len(spaces)} problems come from the registry, tuned before with these "
                 "templates (--retune tries again)"
             )
-        with Harness(self.target, self.options.threads) as harness:
+        trust = self.options.trust_candidates
+        with Harness(self.target, self.options.threads, trust_candidates=trust) as harness:
+            if harness.provenance.trusted:
+                self.watcher.note(f"candidates are trusted: no {', '.join(harness.provenance.missing)} in the sandbox")
             measurer = Measurer(
                 self.folder, self.registry, harness, self.target, self.watcher, self.options.budget_seconds
             )

@@ -160,9 +160,11 @@ class Finals:
         kernel = record_of(
             candidate, artifact, verdict, incumbent.kernel, workload, self._target, self._folder.id, seconds
         )
-        number = self._registry.accept(
-            kernel, artifact.data, candidate.source, {"verdict": dataclasses.asdict(verdict)}
-        )
+        evidence: dict[str, object] = {
+            "verdict": dataclasses.asdict(verdict),
+            "sandbox": dataclasses.asdict(self._harness.provenance),
+        }
+        number = self._registry.accept(kernel, artifact.data, candidate.source, evidence)
         return dataclasses.replace(kernel, id=number)
 
     def _seconds(self, candidate: Candidate, workload: Workload) -> float:

@@ -23,6 +23,7 @@ class TuneOptions:
     act: str = DEFAULT_ACT
     only: str = ""  # text that a problem's key must contain
     retune: bool = False  # also what the registry says is settled
+    trust_candidates: bool = False  # run them where the sandbox's minimum is missing too
     seed: int = 0
 
     def to_json(self) -> dict:

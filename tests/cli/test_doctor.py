@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 from cli_host import host_target
 
+from kforge.cli.checks import State, examine
+from kforge.harness import proof
+from kforge.harness.sandbox.cgroup import CgroupLimits, limits
 from kforge.targets.files import save_target
 
 
@@ -19,10 +23,35 @@ def test_a_machine_that_can_tune_has_no_problem(kforge):
     document = json.loads(done.stdout)
     assert done.returncode == 0, document
     assert document["ok"]
-    wanted = {"python", "compiler", "torch", "cache", "data", "sandbox", "target", "registry", "memory", "load"}
+    wanted = {"python", "compiler", "torch", "cache", "data", "sandbox", "cgroup", "target", "registry", "memory"}
+    wanted.add("load")
     assert {f["check"] for f in document["findings"]} == wanted
-    assert any(f["text"].startswith("seccomp:") for f in findings(done, "sandbox"))
+    assert {f["text"].split(": ")[1] for f in findings(done, "sandbox")} >= {"seccomp", "landlock", "rlimits", "uid"}
     assert all(f["advice"] for f in document["findings"] if f["state"] != "ok")
+
+
+def test_a_sandbox_without_its_minimum_is_a_problem_and_a_layer_less_is_a_warning(monkeypatch):
+    real = proof.proven()
+    lacking = dataclasses.replace(real, build=dataclasses.replace(real.build, landlock=False, namespaces=False))
+    monkeypatch.setattr(proof, "proven", lambda: lacking)
+    state = {f.text.partition(" ")[0] + f.text.split()[1]: f for f in examine() if f.check == "sandbox"}
+    assert state["build:landlock"].state is State.PROBLEM
+    assert "--trust-candidates" in state["build:landlock"].advice
+    assert state["build:namespaces"].state is State.WARNING
+
+
+def test_limits_of_a_control_group_are_read_in_both_versions(tmp_path: Path):
+    group = tmp_path / "fs" / "memory" / "box"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("1073741824\n")
+    (tmp_path / "cgroup").write_text("4:memory:/box\n0::/\n")
+    assert limits(tmp_path / "cgroup", tmp_path / "fs") == CgroupLimits("/box", 1 << 30, 0)
+    (tmp_path / "fs" / "box").mkdir()
+    (tmp_path / "fs" / "box" / "memory.max").write_text("max\n")
+    (tmp_path / "fs" / "box" / "pids.max").write_text("512\n")
+    (tmp_path / "cgroup").write_text("0::/box\n")
+    assert limits(tmp_path / "cgroup", tmp_path / "fs") == CgroupLimits("/box", 0, 512)
+    assert limits(tmp_path / "none", tmp_path / "fs") == CgroupLimits("", 0, 0)
 
 
 def test_no_compiler_is_a_problem_with_advice_and_exit_code_1(kforge):

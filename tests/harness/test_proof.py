@@ -11,7 +11,7 @@ import pytest
 from kforge.core.errors import KforgeError
 from kforge.core.target import Target
 from kforge.harness import Harness, proof
-from kforge.harness.proof import Confinement, Layer, RunFacts, proven, provenance, require
+from kforge.harness.proof import Confinement, Layer, Provenance, RunFacts, proven, require
 from kforge.harness.sandbox import Facts
 from kforge.harness.sandbox.remembered import remembered
 from kforge.harness.zygote import Zygote
@@ -55,7 +55,7 @@ def test_a_missing_part_of_the_minimum_bars_untrusted_candidates_and_is_named(na
                                           "--trust-candidates"):
         require(lacking, trust_candidates=False)
     require(lacking, trust_candidates=True)
-    assert provenance(lacking, True) == {"trusted": True, "missing": [f"{promise.step}: {promise.rests_on}"]}
+    assert Provenance.of(lacking, True) == Provenance(True, (f"{promise.step}: {promise.rests_on}",))
 
 
 @pytest.mark.parametrize("name", ["namespaces", "unprivileged", "LANDLOCK"])
@@ -65,7 +65,7 @@ def test_what_is_not_of_the_minimum_may_be_missing(name: str) -> None:
 
 
 def test_where_nothing_is_missing_trust_changes_nothing() -> None:
-    assert provenance(WHOLE, True) == provenance(WHOLE, False) == {"trusted": False, "missing": []}
+    assert Provenance.of(WHOLE, True) == Provenance.of(WHOLE, False) == Provenance(False, ())
 
 
 def test_a_harness_refuses_where_the_minimum_is_missing(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
@@ -73,7 +73,7 @@ def test_a_harness_refuses_where_the_minimum_is_missing(monkeypatch: pytest.Monk
     with pytest.raises(KforgeError, match="landlock does not hold"):
         Harness(target, 1)
     with Harness(target, 1, trust_candidates=True) as harness:
-        assert harness.provenance == {"trusted": True, "missing": ["build: landlock"]}
+        assert harness.provenance == Provenance(True, ("build: landlock",))
 
 
 def test_what_was_seen_to_hold_is_needed_from_then_on() -> None:
