@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import dataclasses
 import json
 import math
 import os
@@ -42,16 +41,12 @@ def tune(
     trust_candidates: Annotated[
         bool, typer.Option("--trust-candidates", help="Run candidates where the sandbox lacks its minimum, too.")
     ] = False,
-    trust_candidates: Annotated[
-        bool, typer.Option("--trust-candidates", help="Run candidates where the sandbox lacks its minimum, too.")
-    ] = False,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Tune a model's kernels on this machine, store the winners, and decode with and without them."""
     # Torch's idle threads would spin on the cores on which the next engine is timed.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from kforge.harness.proof import proven, require
     from kforge.harness.proof import proven, require
     from kforge.models import load
     from kforge.models.fetch import resolve
@@ -68,8 +63,6 @@ def tune(
     default_compiler()  # says what is missing or too old
     if not resume:  # a resumed run may have been told in its first life
         require(proven(), trust_candidates)
-    if not resume:  # a resumed run may have been told in its first life
-        require(proven(), trust_candidates)
     hardware = load_target("host")
     with Registry.open() as registry:
         if resume:
@@ -79,8 +72,6 @@ def tune(
                 _show_finished(folder.path, as_json)
                 return
             options = TuneOptions.from_json(folder.of(Event.STARTED)[0]["options"])
-            if trust_candidates:
-                options = dataclasses.replace(options, trust_candidates=True)
             if trust_candidates:
                 options = dataclasses.replace(options, trust_candidates=True)
             opened = load(resolve(options.model))
@@ -96,7 +87,6 @@ def tune(
                 act=act,
                 only=workload,
                 retune=retune,
-                trust_candidates=trust_candidates,
                 trust_candidates=trust_candidates,
             )
             opened = load(resolve(model))
