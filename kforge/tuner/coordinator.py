@@ -170,9 +170,11 @@ class Coordinator:
         )
 
     def _seeds(self, space: Space) -> list[Point]:
-        """The default in every layout, each other template once, then what the registry remembers as fastest."""
+        """The default in every layout; each other template once, the one predicted fastest first; what the registry
+        remembers as fastest."""
         seeds = [space.default(rows) for rows in space.layouts]
-        seeds += [p for p in space.defaults if p.rows == space.default_rows]
+        others = [p for p in space.defaults if p.rows == space.default_rows]
+        seeds += sorted(others, key=lambda p: space.predicted(p, self.options.threads))
         for rows in space.task.rows_choices():
             for row in self.registry.tried(space.task.at(rows), self.target.identity, limit=5):
                 seeds.append(Point(row.template, rows, row.params))

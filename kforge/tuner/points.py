@@ -10,7 +10,9 @@ from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.target import Target
 from kforge.core.trial import Candidate
 from kforge.core.workload import Attr, attrs, stable_hash
+from kforge.operators import get
 from kforge.tuner.plan import Task
+from kforge.tuner.prediction import predicted_seconds
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,13 @@ class Space:
         """What serves untuned in this layout: the most capable template that fits, at its defaults."""
         mine = [p for p in self.defaults if p.rows == rows]
         return max(mine, key=lambda p: self._templates[p.template, rows].demand)
+
+    def predicted(self, point: Point, threads: int) -> float:
+        """Seconds of one call at each bucket together, before anything was measured; see ``prediction``."""
+        template = self._templates[point.template, point.rows]
+        workloads = [self.task.workload(bucket, point.rows) for bucket in self.task.buckets]
+        costs = [get(w.problem.operator).cost(w) for w in workloads]
+        return sum(predicted_seconds(template, cost, self.target, threads) for cost in costs)
 
     def render(self, point: Point, proposer: str = "builtin") -> Candidate:
         template = self._templates[point.template, point.rows]

@@ -115,6 +115,11 @@ def test_the_default_is_the_template_that_asks_most_of_the_target(space):
     assert "vnni" in space.default(32).template
 
 
+def test_wider_vectors_are_predicted_to_take_less_time_where_arithmetic_decides(space):
+    by_width = {p.template.rsplit("/", 1)[-1]: space.predicted(p, threads=2) for p in space.defaults if p.rows == 32}
+    assert by_width["a8_vnni.cc.j2"] < by_width["a8_avx2.cc.j2"] < by_width["portable.cc.j2"]
+
+
 def test_nothing_is_proposed_twice_seeds_come_first_and_the_nearest_free_point_stands_in(space, tmp_path):
     seeds = [space.default(16), Point("gone.cc.j2", 32, ())]
     search = TaskSearch(space, open_storage(tmp_path), ["a", "b"], seeds)
