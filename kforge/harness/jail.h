@@ -65,17 +65,18 @@ inline bool landlock() {
 // As root: becomes nobody, with no capability left. As an ordinary user there is nothing to drop. False on failure (errno says why).
 inline bool drop_privileges() {
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return false;
+    bool dropped = true;
     if (geteuid() == 0) {
         for (int cap = 0; cap < 64; ++cap) {
             if (prctl(PR_CAPBSET_READ, cap, 0, 0, 0) == 1) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0);
         }
-        if (setgroups(0, nullptr) || setresgid(nobody, nobody, nobody) || setresuid(nobody, nobody, nobody)) return false;
+        dropped = !setgroups(0, nullptr) && !setresgid(nobody, nobody, nobody) && !setresuid(nobody, nobody, nobody);
     }
     __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
     __user_cap_data_struct none[2] = {};
     if (syscall(SYS_capset, &header, none)) return false;
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    return true;
+    return dropped;
 }
 
 // At most `value`, for good: a stricter limit that is there already stays.

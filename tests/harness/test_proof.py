@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from kforge.core.errors import KforgeError
 from kforge.core.target import Target
 from kforge.harness import Harness, proof
+from kforge.harness.binaries import runner
 from kforge.harness.proof import Confinement, Layer, Provenance, RunFacts, proven, require
 from kforge.harness.sandbox import Facts
 from kforge.harness.sandbox.remembered import remembered
@@ -37,6 +41,22 @@ def test_every_forbidden_call_of_a_worker_ends_its_process_and_an_allowed_one_do
     assert len(calls) >= 20
     assert [call.name for call in calls if not call.forbidden] == []
     assert len({call.name for call in calls}) == len(calls)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="already an ordinary user: the tests around this one are the same")
+@pytest.mark.parametrize("options", ["--reuid=1234 --regid=1234 --clear-groups", "--bounding-set=-all --inh-caps=-all"])
+def test_the_runner_confines_as_a_user_and_as_root_of_a_container_without_privileges(monkeypatch, options: str) -> None:
+    """Without the right to change its uid root cannot become nobody: that must be seen, not passed over."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # the user's own may be out of another user's reach
+        (base := Path(name)).chmod(0o755)
+        shutil.copy(runner(), base / "runner")
+        (start := base / "start").write_text(f'#!/bin/sh\nexec /usr/bin/setpriv {options} {base}/runner "$@"\n')
+        start.chmod(0o755)
+        monkeypatch.setattr("kforge.harness.zygote.runner", lambda: start)
+        facts = proof._prove_run([0])
+    assert facts.survived == () and Layer.FILTER in facts.layers
+    user = "reuid" in options
+    assert facts.layers | Layer.LANDLOCK == (ALL if user else ALL & ~Layer.PRIVILEGES)
 
 
 def test_this_machine_holds_the_minimum_by_trial() -> None:
