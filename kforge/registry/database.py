@@ -280,6 +280,12 @@ class Registry:
             raise KforgeError(f"registry {self.name} is gone although it was open: put it back and go on")
         return read(Path(self.name))
 
+    def recorded(self, run: str) -> set[tuple[str, str]]:
+        """Workload and candidate of every trial of a run."""
+        with self._session(reads=True) as session:
+            rows = session.execute(select(TrialRow.workload, TrialRow.candidate_hash).where(TrialRow.run == run))
+            return {(r.workload, r.candidate_hash) for r in rows}
+
     def trial_count(self, run: str) -> int:
         with self._session(reads=True) as session:
             return session.execute(select(func.count()).select_from(TrialRow).where(TrialRow.run == run)).scalar_one()

@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -44,11 +43,15 @@ class Line:
 
 
 class RunFolder:
-    """``runs/<id>/journal.jsonl`` and the files beside it. A last line torn by a kill is dropped on opening."""
+    """``runs/<id>/journal.jsonl`` and the files beside it. A last line torn by a kill is dropped on opening.
 
-    def __init__(self, path: Path, lines: list[Line], out: TextIO):
+    ``damaged`` counts other lines that cannot be read: they stay where they are, and what they told is done again.
+    """
+
+    def __init__(self, path: Path, lines: list[Line], out: TextIO, damaged: int = 0):
         self.path = path
         self.lines = lines
+        self.damaged = damaged
         self._began = time.monotonic() - (lines[-1].at if lines else 0.0)
         self._out = out  # open for appending and locked
 
@@ -79,18 +82,19 @@ class RunFolder:
             raise KforgeError(f"{path} is not a run folder (it has no journal.jsonl); see: kforge runs list")
         try:
             out = _locked(path)  # first: what looks torn may be a line that another process is writing
-            lines = list(_read(path / "journal.jsonl", repair=True))
+            found = _read(path / "journal.jsonl")
+            out.truncate(found.whole_bytes)
         except OSError as error:
             raise KforgeError(f"cannot go on with {path}: {sentence_of(error)}") from error
-        if not lines or lines[0].kind is not Event.STARTED:
+        if not found.lines or found.lines[0].kind is not Event.STARTED:
             out.close()
             raise KforgeError(f"{path}/journal.jsonl does not begin with a run's options; start a new run")
-        return cls(path, lines, out)
+        return cls(path, found.lines, out, found.damaged)
 
     @classmethod
     def lines_of(cls, path: Path) -> list[Line]:
         """Read-only view, for reports on a run that may still be going."""
-        return list(_read(path / "journal.jsonl", repair=False))
+        return _read(path / "journal.jsonl").lines
 
     def write(self, kind: Event, data: dict) -> None:
         """Append one line and force it to the disk, so that a kill loses at most what was not yet decided."""
@@ -143,21 +147,27 @@ def _locked(folder: Path) -> TextIO:
     return out
 
 
-def _read(path: Path, *, repair: bool) -> Iterator[Line]:
-    good = 0
+@dataclass(frozen=True)
+class _Journal:
+    """A journal's file as it is: ``whole_bytes`` up to the end of its last whole line."""
+
+    lines: list[Line]
+    damaged: int
+    whole_bytes: int
+
+
+def _read(path: Path) -> _Journal:
     raw = path.read_bytes()
-    for text in raw.splitlines(keepends=True):
+    whole = raw.rfind(b"\n") + 1
+    lines: list[Line] = []
+    damaged = 0
+    for text in raw[:whole].split(b"\n")[:-1]:
         try:
             document = json.loads(text)
-            if not text.endswith(b"\n"):
-                break
-            yield Line(Event(document["kind"]), float(document["at"]), document["data"])
+            lines.append(Line(Event(document["kind"]), float(document["at"]), document["data"]))
         except (ValueError, KeyError, TypeError):
-            break
-        good += len(text)
-    if repair and good < len(raw):
-        with open(path, "r+b") as out:
-            out.truncate(good)
+            damaged += 1
+    return _Journal(lines, damaged, whole)
 
 
 def trial_to_json(trial: Trial) -> dict:

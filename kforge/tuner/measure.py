@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from kforge.backends.cpp.build import build
 from kforge.core.target import Target
 from kforge.core.trial import Candidate, Trial
+from kforge.core.workload import Workload
 from kforge.harness import Harness
 from kforge.registry.database import Registry
 from kforge.tuner.journal import Event, RunFolder, trial_from_json, trial_to_json
@@ -29,8 +30,14 @@ class Measurer:
         self._target, self._watcher, self._budget = target, watcher, budget
         self._done: dict[tuple[str, str], Trial] = {}
         self._best: dict[str, float] = {}
+        if folder.damaged:
+            watcher.note(f"{folder.damaged} lines of {folder.path}/journal.jsonl are damaged; their part is done again")
+        recorded = registry.recorded(folder.id)
         for data in folder.of(Event.TRIAL):
-            self._remember(data["bucket"], trial_from_json(data["trial"]))
+            trial = trial_from_json(data["trial"])
+            self._remember(data["bucket"], trial)
+            if (trial.workload, trial.candidate_hash) not in recorded:  # killed between the journal and the registry
+                registry.record_trial(folder.id, target.identity, Workload.parse(trial.workload).problem, trial)
 
     @property
     def trials(self) -> int:

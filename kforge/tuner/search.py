@@ -7,16 +7,17 @@ building it is what costs.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from kforge.core.workload import Attr
@@ -29,9 +30,38 @@ LAYOUT_GAIN = 0.10  # what another layout must promise: no judge confirms it, an
 
 
 def open_storage(folder: Path) -> JournalStorage:
-    """Optuna's journal in the run's folder."""
+    """Optuna's journal in the run's folder, up to the first line that cannot be read: kills and full disks tear lines.
+
+    It only speeds the search up; what is missing of it is told again from the run's own journal.
+    """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return JournalStorage(JournalFileBackend(str(folder / "study.journal")))
+    path = folder / "study.journal"
+    if path.exists():
+        with open(path, "r+b") as file:
+            file.truncate(_readable_bytes(file))
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=_LockedFolder(str(path))))
+
+
+class _LockedFolder(JournalFileOpenLock):
+    """The run's folder is this process's alone already; Optuna's own lock file would outlive a kill."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
+def _readable_bytes(file: BinaryIO) -> int:
+    good = 0
+    for line in file:
+        try:
+            if not line.endswith(b"\n") or not isinstance(json.loads(line), dict):
+                break
+        except ValueError:
+            break
+        good += len(line)
+    return good
 
 
 class TaskSearch:
