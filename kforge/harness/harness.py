@@ -17,26 +17,26 @@ from kforge.core.target import Target
 from kforge.core.trial import (
     Artifact,
     Candidate,
-    Decision,
     Failure,
     FailureClass,
     NumericsClass,
-    RejectReason,
     Trial,
     Verdict,
 )
 from kforge.core.workload import Workload
+from kforge.harness.audit import AUDIT_ZYGOTES, AuditSample, audit, joined_audits
 from kforge.harness.cases import Answers, plan_cases
 from kforge.harness.check import CheckResult, check
-from kforge.harness.judge import LEAST_ZYGOTES, Rules, ShapeSample, decide, floor_of
-from kforge.harness.pairs import Contestant, ContestantFailure, PairedSample, compare, joined
+from kforge.harness.judge import LEAST_ZYGOTES, Rules, floor_of
+from kforge.harness.judging import Judging, Question
+from kforge.harness.pairs import Contestant, ContestantFailure, PairedSample, compare
 from kforge.harness.process import Process
 from kforge.harness.proof import Provenance, proven, require
 from kforge.harness.session import Session, TimedInputs
 from kforge.harness.timing import PAIRS, SEARCH, Plan, Stopwatch, time_candidate
 from kforge.harness.zygote import HarnessError
 from kforge.operators import get
-from kforge.targets.roofline import time_limit
+from kforge.targets.roofline import fresh_limit, time_limit
 
 _OPEN_WORKLOADS = 4  # zygotes and inputs kept ready; a tuner works on one workload at a time, in a few shapes
 _KEPT_IMAGES = 256
@@ -46,6 +46,12 @@ _KEPT_IMAGES = 256
 class _Built:
     artifact: Artifact
     image: Image
+
+
+@dataclass(frozen=True)
+class _Sides:
+    candidate: Contestant
+    incumbent: Contestant
 
 
 class Harness:
@@ -77,7 +83,7 @@ class Harness:
                  plan: Plan = SEARCH) -> Trial:
         """Build, admit, check, time. ``cut_above``: seconds of a call beyond which one batch is enough."""
         trial = Trial(candidate.hash, workload.key, candidate.params, candidate.template,
-                      roofline_seconds=self._limit_seconds(workload))
+                      roofline_seconds=self.limit_seconds(workload))
         built = self._build(candidate)
         if isinstance(built, Failure):
             return replace(trial, failure=built)
@@ -124,14 +130,11 @@ class Harness:
     def compare(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, pairs: int = 30,
                 zygotes: int = 1, first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:
         """Interleaved pairs of both at one workload; see ``kforge.harness.pairs``."""
-        sides = []
-        for side in (candidate, incumbent):
-            built = self._build(side)
-            if isinstance(built, Failure):
-                return ContestantFailure(side.hash, built)
-            sides.append(Contestant(side.hash, built.image, side.numerics))
-        return compare(sides[0], sides[1], self._timed_inputs(workload), self._cpus, pairs=pairs, zygotes=zygotes,
-                       first_zygote=first_zygote, plan=plan)
+        sides = self._contestants(candidate, incumbent)
+        if isinstance(sides, ContestantFailure):
+            return sides
+        return compare(sides.candidate, sides.incumbent, self._timed_inputs(workload), self._cpus, pairs=pairs,
+                       zygotes=zygotes, first_zygote=first_zygote, plan=plan)
 
     def measure_floor(self, kernel: Candidate, workload: Workload, *, pairs: int = 30,
                       zygotes: int = LEAST_ZYGOTES, plan: Plan = PAIRS) -> float | ContestantFailure:
@@ -143,34 +146,40 @@ class Harness:
               rules: Rules | None = None, pairs: int = 30, plan: Plan = PAIRS) -> Verdict:
         """Verdict over the shapes of a bucket, in as many looks as it takes and ``rules`` allow.
 
-        A shape weighs by its count times the incumbent's time.
+        A shape weighs by its count times the incumbent's time. What would be accepted is audited, and accepted only
+        when the audit agrees (``kforge.harness.judging``).
         """
-        rules = rules or Rules()
-        samples: list[PairedSample] = []
-        seen = 0
-        verdict: Verdict | None = None
-        for look in rules.looks:
-            for i, workload in enumerate(workloads):
-                more = self.compare(
-                    candidate, incumbent, workload, pairs=pairs, zygotes=look - seen, first_zygote=seen, plan=plan
-                )
-                if isinstance(more, ContestantFailure):
-                    return failed_verdict(candidate.hash, incumbent.hash, more, rules)
-                if seen:
-                    samples[i] = joined(samples[i], more)
-                else:
-                    samples.append(more)
-            seen = look
-            shapes = [
-                ShapeSample(s, max(w.count * s.incumbent_seconds, 1e-12), self._limit_seconds(w))
-                for w, s in zip(workloads, samples, strict=True)
-            ]
-            verdict = decide(candidate.hash, incumbent.hash, shapes, rules)
-            if verdict.decision is not Decision.UNDECIDED or verdict.reason is RejectReason.ABOVE_ROOFLINE:
-                break
-        if verdict is None:
-            raise ValueError("rules without a look decide nothing")
-        return verdict
+        return Judging(self, Question(candidate, incumbent, workloads, rules or Rules(), pairs, plan)).verdict()
+
+    def audit(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, seconds: float,
+              zygotes: int = AUDIT_ZYGOTES, first_zygote: int = 0,
+              thorough: bool = False) -> AuditSample | ContestantFailure:
+        """Single calls on inputs that neither side has seen; see ``kforge.harness.audit``.
+
+        ``seconds``: about what a call takes.
+        """
+        sides = self._contestants(candidate, incumbent)
+        if isinstance(sides, ContestantFailure):
+            return sides
+        found = []
+        for zygote in range(first_zygote, first_zygote + zygotes):
+            sample = audit(sides.candidate, sides.incumbent, self._timed_inputs(workload), self._cpus,
+                           seconds=seconds, zygote=zygote, thorough=thorough)
+            if isinstance(sample, ContestantFailure):
+                return sample
+            found.append(sample)
+        return joined_audits(found)
+
+    def limit_seconds(self, workload: Workload, *, fresh: bool = False) -> float:
+        """Least seconds of a call that the target's limits allow; 0 where it has no figures, since one need not probe
+        before tuning. ``fresh``: measured again now, where that says that more is possible.
+        """
+        cost = get(workload.problem.operator).cost(workload)
+        try:
+            limit = time_limit(cost, self.target, self.threads)
+            return fresh_limit(limit, cost, self.target, self.threads).seconds if fresh else limit.seconds
+        except KforgeError:
+            return 0.0
 
     def close(self) -> None:
         for timed in list(self._timed.values()):
@@ -182,6 +191,15 @@ class Harness:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
+
+    def _contestants(self, candidate: Candidate, incumbent: Candidate) -> _Sides | ContestantFailure:
+        found = []
+        for side in (candidate, incumbent):
+            built = self._build(side)
+            if isinstance(built, Failure):
+                return ContestantFailure(side.hash, built)
+            found.append(Contestant(side.hash, built.image, side.numerics))
+        return _Sides(*found)
 
     def _build(self, candidate: Candidate) -> _Built | Failure:
         if (known := self._built.get(candidate.hash)) is not None:
@@ -225,18 +243,3 @@ class Harness:
             shapes = [case.workload for case in plan_cases(timed.operator, workload, self._seed)]
             self._sessions[workload.key] = Session(timed, shapes, self._cpus)
         return self._sessions[workload.key]
-
-    def _limit_seconds(self, workload: Workload) -> float:
-        """What the target's limits allow; 0 where it has no figures, since one need not probe before tuning."""
-        try:
-            return time_limit(get(workload.problem.operator).cost(workload), self.target, self.threads).seconds
-        except KforgeError:
-            return 0.0
-
-
-def failed_verdict(candidate: str, incumbent: str, failed: ContestantFailure, rules: Rules) -> Verdict:
-    """A candidate that fails while it is timed is rejected; without its incumbent nothing can be said of it."""
-    mine = failed.hash == candidate
-    text = f"the {'candidate' if mine else 'incumbent'} failed: {failed.failure.reason}"
-    decision = Decision.REJECTED if mine else Decision.UNDECIDED
-    return Verdict(decision, candidate, incumbent, 0.0, 0.0, 0.0, 0, 0, rules.floor, RejectReason.FAILED, (), text)

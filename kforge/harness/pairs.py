@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from kforge.core.image import Image
 from kforge.core.trial import Failure, NumericsClass
 from kforge.harness.expected import Expected
-from kforge.harness.session import Session, TimedInputs
-from kforge.harness.timing import PAIRS, Plan, Stopwatch, calls_for, estimate
+from kforge.harness.session import DRAWS, Session, TimedInputs
+from kforge.harness.timing import PAIRS, Plan, Stopwatch, calls_for, estimate, jittered
 
 _LEAST_QUIET = 5
 _VERIFIED_SHARE = 0.15  # of the pairs, picked at random: outputs of both sides are held against what is right
@@ -139,12 +139,13 @@ def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> _Noise | Contestan
     for pair in range(pairs):
         was = disturbed
         verified = lucky.random() < _VERIFIED_SHARE or pair == pairs - 1
+        count, draw = jittered(calls, lucky), lucky.randrange(DRAWS)
         for side in (a, b) if pair % 2 == 0 else (b, a):
-            batch = side.stopwatch.quiet_batch(calls)
+            batch = side.stopwatch.quiet_batch(count, draw)
             if isinstance(batch, Failure):
                 return side.failed(batch)
             disturbed += batch.disturbed
-            side.seconds.append(max(batch.seconds - overhead, 1e-9) / calls)
+            side.seconds.append(max(batch.seconds - overhead, 1e-9) / count)
             if verified and (failure := side.stopwatch.verify(side.expected)) is not None:
                 return side.failed(failure)
         quiet.append(disturbed == was)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from kforge.core.dtypes import DType
 from kforge.core.image import Image
 from kforge.core.trial import Failure, NumericsClass
 from kforge.core.workload import Workload
@@ -16,14 +18,18 @@ from kforge.harness.expected import Expected
 from kforge.harness.forms import Form, dense_strides
 from kforge.harness.process import SCRATCH, SCRATCH_LIMIT, Process, TensorArgument
 from kforge.harness.proof import proven
-from kforge.harness.slots import PAGE, SlotFile, SlotRequest, round_up
+from kforge.harness.slots import ALIGN, PAGE, SlotFile, SlotRequest, round_up
 from kforge.harness.zygote import ArenaSegment, Zygote
 from kforge.operators.base import Distribution, Operator, Residency, Role, TensorSpec
 
-# At least this much memory, or four times the cache, between two uses of one copy. A guest may be told of a smaller cache
+# At least this much memory, or four times the cache, between two uses of one copy. A guest may be told of less cache
 # than it has: at 128 MiB kernels read 1.13 times as fast as memory can where 32 MiB are reported, from 256 MiB on 1.00.
 _ROTATION_BYTES = 256 << 20
 _LARGEST_ROTATION = 1 << 30
+_LEAD_PAGES = 64
+NUMBERS = (DType.F32, DType.F16, DType.BF16)
+GAP_LINES = 8  # at most, and at least one, of 64 bytes between rows of a slot
+DRAWS = 2  # of a workload's inputs, for timed calls to alternate between
 
 
 @dataclass(frozen=True)
@@ -38,42 +44,66 @@ class ArenaTensor:
 class TimedInputs:
     """What timed calls of a workload read: written to a memory file once, from which every zygote fills its arena.
 
-    Streamed tensors come in so many copies that one has left the last-level cache before it is used again.
+    Inputs are drawn ``DRAWS`` times, and call i reads draw i mod DRAWS of every tensor: two calls in a row never have
+    the same answer, so the last one's is worth nothing. Streamed tensors come in so many copies (of the draws in turn)
+    that one has left the last-level cache before it is used again. Where a single copy is that large there is one, and
+    draws differ in the tensors of numbers that are hot.
     """
 
     def __init__(self, operator: Operator, workload: Workload, seed: int, llc_bytes: int) -> None:
         self.operator = operator
         self.workload = workload
-        self.inputs: Mapping[str, np.ndarray] = operator.inputs(workload, seed, Distribution.NORMAL)
         self._expected: dict[NumericsClass, Expected] = {}
         read = [spec for spec in operator.tensors(workload) if spec.role is Role.IN]
         copies = rotation_copies(read, llc_bytes)
-        segments, tensors = [], {}
+        first = operator.inputs(workload, seed, Distribution.NORMAL)
+        whole = copies > 1 or not any(spec.residency is Residency.STREAMED for spec in read)
+        if whole:
+            second = operator.inputs(workload, seed + 1, Distribution.NORMAL)
+        else:
+            rng = np.random.default_rng([seed, 9])
+            hot = [s.name for s in read if s.residency is Residency.HOT and s.dtype in NUMBERS]
+            second = {**first, **{name: redrawn(first[name], 1, rng)[0] for name in hot}}
+        self.draws: tuple[Mapping[str, np.ndarray], ...] = (first, second)
+        self.segments: list[ArenaSegment] = []
+        self.tensors: dict[str, ArenaTensor] = {}
+        contents: list[np.ndarray] = []
         destination = source = 0
-        for spec in read:
-            n = copies if spec.residency is Residency.STREAMED else 1
+        # Streamed tensors lie last, and begin where the address of no other tensor tells.
+        for spec in sorted(read, key=lambda s: s.residency is Residency.STREAMED):
+            streamed = spec.residency is Residency.STREAMED
+            distinct = 1 if streamed and not whole else DRAWS
+            n = round_up(copies, distinct) if streamed else DRAWS
             stride = round_up(spec.bytes, PAGE)
-            tensors[spec.name] = ArenaTensor(destination, n, stride)
-            segments.append(ArenaSegment(destination, source, spec.bytes, n, stride))
+            if streamed:
+                destination += PAGE * secrets.randbelow(_LEAD_PAGES)
+            self.tensors[spec.name] = ArenaTensor(destination, n, stride)
+            for draw in range(distinct):
+                at = destination + draw * stride
+                self.segments.append(ArenaSegment(at, source, spec.bytes, n // distinct, distinct * stride))
+                contents.append(np.ascontiguousarray(self.draws[draw][spec.name]).reshape(-1).view(np.uint8))
+                source += stride
             destination += n * stride
-            source += stride
         self.arena_bytes = destination
-        self.tensors = tensors
-        self.segments = segments
         self.source = SharedMemory("kforge-inputs", max(source, PAGE))
         view = np.frombuffer(self.source.map, dtype=np.uint8)
-        for spec, segment in zip(read, segments, strict=True):
-            data = np.ascontiguousarray(self.inputs[spec.name]).reshape(-1).view(np.uint8)
-            view[segment.source : segment.source + segment.size] = data
+        for segment, content in zip(self.segments, contents, strict=True):
+            view[segment.source : segment.source + segment.size] = content
 
     def expected(self, numerics: NumericsClass) -> Expected:
         """What timed calls must leave; computed on first use."""
         if numerics not in self._expected:
-            self._expected[numerics] = Expected(self.operator, self.workload, self.inputs, numerics)
+            self._expected[numerics] = Expected(self.operator, self.workload, self.draws, numerics)
         return self._expected[numerics]
 
     def close(self) -> None:
         self.source.close()
+
+
+def redrawn(values: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:
+    """``times`` tensors like this one, [times, *shape], each value drawn from the values that it has."""
+    chosen = rng.integers(0, values.size, (times, values.size), np.uint32)
+    return values.reshape(-1)[chosen].reshape(times, *values.shape)
 
 
 def rotation_copies(specs: Sequence[TensorSpec], llc_bytes: int) -> int:
@@ -91,7 +121,10 @@ class Session:
     incumbent. What one left behind in outputs and scratch is poisoned before the other runs.
     """
 
-    def __init__(self, timed: TimedInputs, shapes: Sequence[Workload], cpus: Sequence[int]) -> None:
+    def __init__(self, timed: TimedInputs, shapes: Sequence[Workload], cpus: Sequence[int], *, copies: int = 1) -> None:
+        """``shapes``: more shapes that slots must have room for. ``copies``: room for so many of each hot tensor, up to
+        GAP_LINES apart.
+        """
         self.timed = timed
         self.cpus = tuple(cpus)
         self.operator = timed.operator
@@ -101,6 +134,8 @@ class Session:
             for spec in self.operator.tensors(shape):
                 before = sizes[spec.name].size if spec.name in sizes else 0
                 size = max(spec.bytes, Form.of(spec, strided=True).bytes, before)
+                if copies > 1 and spec.residency is Residency.HOT:
+                    size = max(size, copies * (round_up(spec.bytes, ALIGN) + GAP_LINES * ALIGN))
                 sizes[spec.name] = SlotRequest(spec.name, size, spec.role is not Role.IN)
         self.slots = SlotFile([*sizes.values(), SlotRequest(SCRATCH, SCRATCH_LIMIT, True)])
         try:

@@ -11,7 +11,7 @@ from kforge.core.summary import Summary
 from kforge.core.trial import Failure, Timing
 from kforge.harness.expected import Expected
 from kforge.harness.process import POISONS, SCRATCH, Process, TensorArgument
-from kforge.harness.session import Session
+from kforge.harness.session import DRAWS, Session
 from kforge.harness.slots import Place
 from kforge.operators.base import Role
 from kforge.operators.numerics import numpy_dtype
@@ -52,7 +52,7 @@ class Stopwatch:
     """A process at its session's workload, ready for batches.
 
     Every batch starts from poisoned outputs and scratch and restored in/out tensors, so nothing that another process
-    (or an earlier batch) left behind is worth reading.
+    (or an earlier batch) left behind is worth reading. Calls read the draws of the inputs in turn (``session``).
     """
 
     def __init__(self, session: Session, process: Process, threads: int) -> None:
@@ -62,6 +62,7 @@ class Stopwatch:
         self._arguments: list[TensorArgument] = session.timed_arguments(process)
         self._scratch: Place | None = None
         self._first = 0
+        self._last_draw = 0  # of the call that wrote the outputs
         self._slowest = 0.0  # seconds per call of any batch so far
         self._specs = [s for s in session.operator.tensors(session.workload) if s.role is not Role.IN]
         self._places = {s.name: session.slots.place_at_page(s.name, s.bytes) for s in self._specs}
@@ -80,17 +81,19 @@ class Stopwatch:
         first = self.batch(1)
         return first if isinstance(first, Failure) else None
 
-    def batch(self, calls: int) -> float | Failure:
-        """Seconds for ``calls`` calls, hand-over included."""
+    def batch(self, calls: int, draw: int = 0) -> float | Failure:
+        """Seconds for ``calls`` calls, hand-over included; the first reads inputs of ``draw``."""
+        self._first += (draw - self._first) % DRAWS
         self._reset()
         seconds = self._process.run(self._session.workload, self._arguments, self._scratch, self._threads, calls,
                                     self._first, self._seconds_allowed(calls))
         self._first += calls
+        self._last_draw = (self._first - 1) % DRAWS
         if calls and not isinstance(seconds, Failure):
             self._slowest = max(self._slowest, seconds / calls)
         return seconds
 
-    def quiet_batch(self, calls: int) -> QuietBatch | Failure:
+    def quiet_batch(self, calls: int, draw: int = 0) -> QuietBatch | Failure:
         """A batch in which nobody else had the processor; after a few tries the least disturbed of them.
 
         Which batches count does not depend on how fast they were, so nothing is favoured.
@@ -98,7 +101,7 @@ class Stopwatch:
         tried: list[QuietBatch] = []
         while not tried or (tried[-1].disturbed and len(tried) < _TRIES):
             before = self._process.child.waited_seconds()
-            seconds = self.batch(calls)
+            seconds = self.batch(calls, draw)
             if isinstance(seconds, Failure):
                 return seconds
             tried.append(QuietBatch(seconds, (self._process.child.waited_seconds() - before) / seconds))
@@ -134,7 +137,7 @@ class Stopwatch:
         """
         if not self.idempotent and isinstance(single := self.batch(1), Failure):
             return single
-        return expected.verify(self.outputs())
+        return expected.verify(self.outputs(), self._last_draw)
 
     def _reset(self) -> None:
         slots = self._session.slots
@@ -143,7 +146,8 @@ class Stopwatch:
             if spec.role is Role.OUT:
                 view[:] = POISONS[0]
             else:
-                view[:] = np.ascontiguousarray(self._session.timed.inputs[spec.name]).reshape(-1).view(np.uint8)
+                given = self._session.timed.draws[self._first % DRAWS][spec.name]
+                view[:] = np.ascontiguousarray(given).reshape(-1).view(np.uint8)
         if self._scratch is not None:
             slots.view(self._scratch)[:] = POISONS[0]
 
@@ -154,6 +158,13 @@ def calls_for(plan: Plan, seconds_per_call: float, overhead: float) -> int:
     """
     wanted = min(max(plan.batch_seconds, plan.handovers * overhead), 4 * plan.batch_seconds)
     return max(1, min(_MAX_CALLS, round(wanted / max(seconds_per_call, 1e-9))))
+
+
+def jittered(calls: int, lucky: random.Random) -> int:
+    """``calls`` or up to an eighth more: which call of a batch is the last, whose outputs are looked at, is not to be
+    known from the batches before. (One more when there is one: calls that follow each other differ in their inputs.)
+    """
+    return calls + lucky.randrange(max(calls // 8, 1) + 1)
 
 
 def estimate(stopwatch: Stopwatch, plan: Plan) -> float | Failure:
@@ -190,13 +201,15 @@ def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_abo
     if isinstance(rough, Failure):
         return rough
     calls = calls_for(plan, rough, overhead)
-    verified = set(random.SystemRandom().sample(range(plan.batches), min(2, plan.batches)))
+    lucky = random.SystemRandom()
+    verified = set(lucky.sample(range(plan.batches), min(2, plan.batches)))
     found: list[float] = []
     for i in range(plan.batches):
-        batch = stopwatch.quiet_batch(calls)
+        count = jittered(calls, lucky)
+        batch = stopwatch.quiet_batch(count, lucky.randrange(DRAWS))
         if isinstance(batch, Failure):
             return batch
-        found.append(max(batch.seconds - overhead, 0.0) / calls)
+        found.append(max(batch.seconds - overhead, 0.0) / count)
         if i in verified and (failure := stopwatch.verify(expected)) is not None:
             return failure
         if cut_above is not None and found[0] > cut_above:

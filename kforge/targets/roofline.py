@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kforge.core.errors import KforgeError
@@ -51,3 +51,17 @@ def time_limit(cost: Cost, target: Target, threads: int | None = None, bandwidth
     return Limit(seconds=max(memory, compute), bound_by=peak_name if compute > memory else MEMORY,
                  memory_seconds=memory, compute_seconds=compute, bandwidth=speed,
                  intensity=total / cost.streamed_bytes if cost.streamed_bytes else float("inf"))
+
+
+def fresh_limit(limit: Limit, cost: Cost, target: Target, threads: int) -> Limit:
+    """``limit`` drawn anew with what bounds it measured now, in half a second, where that is more than the stored
+    figure. The stored ones go stale: the speed of a shared machine's memory changes by half between minutes.
+    """
+    from kforge.targets.probe import measure_bandwidth, measure_peak
+
+    if limit.bound_by == MEMORY:
+        return time_limit(cost, target, threads, max(limit.bandwidth, measure_bandwidth(threads, seconds=0.1).value))
+    fresh = measure_peak(limit.bound_by, target.cores)
+    peaks = tuple((name, fresh if name == limit.bound_by and fresh.value > peak.value else peak)
+                  for name, peak in target.peaks)
+    return time_limit(cost, replace(target, peaks=peaks), threads, limit.bandwidth or None)
