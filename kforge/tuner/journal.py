@@ -100,6 +100,8 @@ class RunFolder:
         """Append one line and force it to the disk, so that a kill loses at most what was not yet decided."""
         line = Line(kind, round(self.used_seconds, 3), data)
         try:
+            if not _ends_a_line(self.path / "journal.jsonl"):  # somebody cut it: this line must not join what is left
+                self._out.write("\n")
             self._out.write(json.dumps({"kind": kind.value, "at": line.at, "data": data}) + "\n")
             self._out.flush()
             os.fsync(self._out.fileno())
@@ -145,6 +147,13 @@ def _locked(folder: Path) -> TextIO:
         out.close()
         raise KforgeError(f"another process is working on the run {folder}; wait for it or end it") from None
     return out
+
+
+def _ends_a_line(path: Path) -> bool:
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        return file.read() in (b"", b"\n")
 
 
 @dataclass(frozen=True)

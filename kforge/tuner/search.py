@@ -7,21 +7,20 @@ building it is what costs.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from kforge.core.workload import Attr
 from kforge.tuner.points import Point, Space, difference
+from kforge.tuner.study_file import open_study_file
 
 POINT = "kforge_point"  # user attribute that names the point a trial stands for
 FAR_BEHIND = 1.5  # times the best: more than any parameter of a template has been seen to make up
@@ -30,38 +29,9 @@ LAYOUT_GAIN = 0.10  # what another layout must promise: no judge confirms it, an
 
 
 def open_storage(folder: Path) -> JournalStorage:
-    """Optuna's journal in the run's folder, up to the first line that cannot be read: kills and full disks tear lines.
-
-    It only speeds the search up; what is missing of it is told again from the run's own journal.
-    """
+    """Optuna's journal in the run's folder."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    path = folder / "study.journal"
-    if path.exists():
-        with open(path, "r+b") as file:
-            file.truncate(_readable_bytes(file))
-    return JournalStorage(JournalFileBackend(str(path), lock_obj=_LockedFolder(str(path))))
-
-
-class _LockedFolder(JournalFileOpenLock):
-    """The run's folder is this process's alone already; Optuna's own lock file would outlive a kill."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        return None
-
-
-def _readable_bytes(file: BinaryIO) -> int:
-    good = 0
-    for line in file:
-        try:
-            if not line.endswith(b"\n") or not isinstance(json.loads(line), dict):
-                break
-        except ValueError:
-            break
-        good += len(line)
-    return good
+    return open_study_file(folder / "study.journal")
 
 
 class TaskSearch:

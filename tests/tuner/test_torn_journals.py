@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from kforge.core.workload import Problem, Workload
@@ -34,6 +36,18 @@ def test_a_damaged_line_in_the_middle_costs_no_other_line(tmp_path):
     assert journal.read_bytes() == text  # nothing of it is thrown away
 
 
+def test_a_line_written_after_somebody_cut_the_journal_is_kept(tmp_path):
+    folder = RunFolder.create(tmp_path, "m")
+    with folder:
+        folder.write(Event.STARTED, {})
+        folder.write(Event.TASK, {"task": "a"})
+        os.truncate(folder.path / "journal.jsonl", (folder.path / "journal.jsonl").stat().st_size - 9)
+        folder.write(Event.TASK, {"task": "b"})
+    with RunFolder.resume(folder.path) as again:
+        assert again.of(Event.TASK) == [{"task": "b"}]
+        assert again.damaged == 1
+
+
 @pytest.mark.parametrize("kept", range(0, 1001, 50))
 def test_a_study_cut_off_anywhere_goes_on_and_is_told_again_what_it_lost(space, tmp_path, kept):
     bucket = space.task.buckets[0].workload.key
@@ -49,7 +63,7 @@ def test_a_study_cut_off_anywhere_goes_on_and_is_told_again_what_it_lost(space, 
         first.tell(point, {bucket: 1e-6 * (n + 1)})
     text = study.read_bytes()
     study.write_bytes(text[: len(text) * kept // 1000])
-    for _ in range(2):  # the second time from what the first one wrote behind the cut
+    for _ in range(2):  # the second time from what the first one wrote
         again = search()
         for n, point in enumerate(points):
             again.tell(point, {bucket: 1e-6 * (n + 1)})
@@ -57,3 +71,15 @@ def test_a_study_cut_off_anywhere_goes_on_and_is_told_again_what_it_lost(space, 
     told = [t for s in again._studies.values() for t in s.get_trials() if "kforge_point" in t.user_attrs]
     assert len(told) == len(points)
     assert [p.name for p in tmp_path.iterdir()] == ["study.journal"]  # no lock that a kill would leave
+
+
+def test_a_study_that_is_cut_while_it_goes_on_disturbs_nobody(space, tmp_path):
+    bucket = space.task.buckets[0].workload.key
+    search = TaskSearch(space, open_storage(tmp_path), [bucket], [])
+    search.tell(space.points[0], {bucket: 1e-6})
+    os.truncate(tmp_path / "study.journal", 0)
+    search.tell(space.points[1], {bucket: 2e-6})
+    assert search.propose(1)
+    again = TaskSearch(space, open_storage(tmp_path), [bucket], [])  # its file now begins in the middle
+    again.tell(space.points[0], {bucket: 1e-6})
+    assert again.propose(1)
