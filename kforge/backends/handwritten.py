@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from kforge.backends import templates
+from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
 from kforge.core.paths import shipped
 from kforge.core.target import Target
@@ -55,13 +55,13 @@ def from_file(
 
 
 def _from_template(file: Path, text: str, problem: Problem, target: Target, params: Mapping[str, Attr]) -> Candidate:
-    with tempfile.TemporaryDirectory(prefix="kforge-try-") as folder:
-        place = Path(folder) / "cpp" / problem.operator
+    with draft_folder() as folder:
+        place = folder / "cpp" / problem.operator
         place.mkdir(parents=True)
         name = file.name if file.name.count(".") >= 2 else f"{file.stem}.cc.j2"
         (place / name).write_text(text, encoding="utf-8")
-        shutil.copytree(shipped("templates") / "kernels" / _PARTS, Path(folder) / _PARTS)
-        template = templates.load(problem.operator, Path(folder))[0]
+        shutil.copytree(shipped("templates") / "kernels" / _PARTS, folder / _PARTS)
+        template = templates.load(problem.operator, folder)[0]
         if reason := template.applies(problem, target):
             raise KforgeError(f"{file.name} does not fit {problem.key}: {reason}")
         chosen = {**template.defaults(problem, target), **params}

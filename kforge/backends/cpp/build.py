@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from kforge.backends.cpp.admission import examine
 from kforge.backends.cpp.elf import MAX_BYTES
 from kforge.backends.cpp.flags import flags, host_processor, is_host
 from kforge.core.drafts import draft_folder
+from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir
 from kforge.core.target import Compiler, Target
 from kforge.core.trial import Artifact, Candidate, CompilerReport, Failure, FailureClass
@@ -25,6 +28,7 @@ _OUTPUT = "kernel.so"
 _DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
 _EXHAUSTED = re.compile(r"[Kk]illed|CPU time limit|File size limit|out of memory|virtual memory exhausted|"
                         r"[Cc]annot allocate memory|bad_alloc|No space left|File too large|final link failed: memory")
+_LEAST_FREE = 1 << 20  # bytes of temporary files: below this no compiler gets far
 _AROUND = 4  # lines of source shown on each side of an error
 
 
@@ -56,6 +60,8 @@ def build(candidate: Candidate, target: Target, *, compiler: Compiler | None = N
     built = _compile(candidate, choice.compiler, options, limits, choice.note)
     if isinstance(built, Artifact):
         store.save(folder, key, built)
+    elif shutil.disk_usage(tempfile.gettempdir()).free < _LEAST_FREE:  # after its folder is gone: not its own doing
+        raise KforgeError(f"a kernel cannot be built: {tempfile.gettempdir()} is full; free some space, or set TMPDIR")
     return built
 
 

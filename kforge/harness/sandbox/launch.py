@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
 from kforge.harness.sandbox.remembered import remembered
 from kforge.native.build import build_program
@@ -103,12 +104,11 @@ def _run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[
 def describe() -> Facts:
     """What holds here, proven by a confined child that tries, once a boot. Raises KforgeError when there is no
     compiler."""
-    return Facts(**remembered("build", [launcher()], _FACTS, _prove))
+    return Facts(**remembered("build", [launcher()], _prove, dict.fromkeys(_FACTS, True)))
 
 
 def _prove() -> dict[str, bool]:
-    with tempfile.TemporaryDirectory(prefix="kforge-probe-") as folder:
-        base = Path(folder)
+    with draft_folder() as base:
         base.chmod(0o777)  # what keeps the child out must not be the folder's mode, nor that of a folder above it:
         (work := base / "work").mkdir()
         (base / "secret").write_text("readable by anybody\n")

@@ -6,32 +6,31 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kforge.core.drafts import write_whole
 from kforge.core.paths import cache_dir
 
 _STATUS = ("CapBnd", "CapEff", "NoNewPrivs", "Seccomp", "Seccomp_filters", "Uid")  # of the process that starts children
 
 
-def remembered(what: str, programs: Sequence[Path], fields: Sequence[str],
-               prove: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """``prove()``, which has these ``fields``, or what it said before under the same kernel, boot, container, rights
-    and ``programs`` (paths that carry their content's hash). A cache that cannot be written costs a proof each time."""
+def remembered(what: str, programs: Sequence[Path], prove: Callable[[], Mapping[str, Any]],
+               whole: Mapping[str, Any]) -> dict[str, Any]:
+    """``prove()``, or what it said before under the same kernel, boot, container, rights and ``programs`` (paths that
+    carry their content's hash). Only what agrees with ``whole`` is kept: what fails may hold another time. A cache
+    that cannot be written costs a proof each time."""
     file = cache_dir() / "sandbox" / f"{what}-{_key(programs)}.json"
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(known, dict) and set(known) == set(fields):
+        if isinstance(known, dict) and whole.items() <= known.items():
             return known
     found = dict(prove())
+    if not whole.items() <= found.items():
+        return found
     with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=file.parent, prefix=".new-")
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(found, out)
-        os.replace(draft, file)
+        write_whole(file, json.dumps(found).encode())
     return found
 
 
