@@ -14,7 +14,7 @@ from kforge.operators import buckets, numerics, spec
 from kforge.operators.attention_inputs import attention_inputs
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
 from kforge.operators.kv_cache import CACHE_TYPES, KvProblem
-from kforge.operators.numerics import TINY, U
+from kforge.operators.numerics import U
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,15 +29,19 @@ class PagedAttention(Operator):
     Slots beyond a sequence's context, and pages of no sequence, hold NaN or stale values: reading them shows. Unused
     entries of the block table are -1.
 
+    A NaN or an infinity in k or v reaches the queries that see its position and nobody else, as IEEE arithmetic has it.
+
     Bound. With p_j the exact probabilities, a score's error (the scaled dot product, the subtraction of the maximum
     and that maximum's merges, the exponentials) is a relative error of p_j of
 
         delta_j = sum_error(D) |scale| sum_d |q_d k_jd| + 4u |s_j - max| + 16u
 
     and moves the output by p_j delta_j (v_j - out). These are independent from position to position, hence the root of
-    the sum of squares (numerics.py). Accumulation of ``l`` and ``o`` over c positions adds sum_error(c):
+    the sum of squares (numerics.py). Accumulation of ``l`` and ``o`` over the c positions that a query sees adds
+    sum_error(c); a product p_j v_j, or p_j itself, may underflow:
 
         |out - ref| <= 2 sqrt(sum_j (p_j delta_j)^2 (|v_j| + |ref|)^2) + sum_error(c) (sum_j p_j |v_j| + |ref|)
+                       + underflow(c (1 + max_j |v_j|))
     """
 
     name = "paged_attention"
@@ -160,6 +164,9 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, 
 
     queries = q.reshape(-1, q.shape[-1])
     seen = (np.arange(len(k)) <= positions[:, None]).repeat(q.shape[1], axis=0)
+    count = (positions + 1).repeat(q.shape[1])[:, None]
+    if not (np.isfinite(k).all() and np.isfinite(v).all() and np.isfinite(q).all()):
+        return _attend_nonfinite(q, k, v, positions, scale)
     scores = np.where(seen, scale * (queries @ k.T), -np.inf)
     below = scores - scores.max(axis=1, keepdims=True)
     weights = np.exp(below)
@@ -171,6 +178,25 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, 
     # sum_j squares_j (|v_j| + |out|)^2, expanded
     spread = squares @ (v * v) + 2 * np.abs(out) * (squares @ np.abs(v))
     spread += out * out * squares.sum(axis=1, keepdims=True)
-    terms = numerics.sum_error(len(k))
-    bound = 2 * np.sqrt(spread) + terms * (weights @ np.abs(v) + np.abs(out)) + TINY
+    count = (positions + 1).repeat(q.shape[1])[:, None]
+    bound = 2 * np.sqrt(spread) + numerics.sum_error(count) * (weights @ np.abs(v) + np.abs(out))
+    bound += numerics.underflow(count * (1 + np.abs(v).max()))
     return Bound(out.reshape(q.shape), bound.reshape(q.shape))
+
+
+def _attend_nonfinite(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, scale: float) -> Bound:
+    """As ``_attend`` where something is not finite: query by query over what each one sees, so that zero times NaN of a
+    position behind the mask plays no part; components that are finite are held to the bound of the finite parts."""
+    import numpy as np
+
+    whole = [np.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0) for part in (q, k, v)]
+    finite = _attend(whole[0], whole[1], whole[2], positions, scale)
+    exact = np.array(finite.reference)
+    with np.errstate(invalid="ignore"):
+        for i, position in enumerate(positions):
+            keys, values = k[:position + 1], v[:position + 1]
+            scores = scale * (q[i] @ keys.T)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out = weights @ values / weights.sum(axis=1, keepdims=True)
+            exact[i] = np.where(np.isfinite(out), exact[i], out)
+    return Bound(exact, finite.bound)

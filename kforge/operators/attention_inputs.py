@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kforge.core.dtypes import DType
 from kforge.core.workload import Workload
 from kforge.operators import numerics
 from kforge.operators.base import Distribution
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 # Slots that nobody may read hold NaN, or, as in an engine that reuses pages, large stale values.
 _STALE = (Distribution.HEAVY_TAIL, Distribution.LARGE)
+# Queries follow the distribution of keys and values; with the others they are normal.
+_SAME_QUERIES = (Distribution.HEAVY_TAIL, Distribution.POSITIVE, Distribution.NEGATIVE, Distribution.TINY)
+_DENORMAL = {DType.F32: 1e-40, DType.BF16: 2e-39, DType.F16: 1e-5}  # normal values times this
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +30,9 @@ class _Batch:
 
 
 def attention_inputs(workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
-    """See ``PagedAttention.inputs``. ONE_HOT: v is zero but for one position per sequence, so that the output is a
-    single term. CANCEL: positions come in pairs with equal k and opposite v."""
+    """See ``PagedAttention.inputs``. With ROWS every sequence has a distribution of its own. What ``numerics.draw``
+    does not say: ONE_HOT gives each position its value in a single component of v, in turn, so that every component is
+    a sum of few terms, in which each position weighs; CANCEL has positions in pairs with equal k and opposite v."""
     import numpy as np
 
     p, axes = KvProblem.of(workload.problem), workload.axes
@@ -39,21 +44,29 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
     for s, pages in enumerate(-(-batch.context // p.page)):
         table[s, :pages] = order[used:used + pages]
         used += pages
-    shapes = p.cache_shapes(axes["pages"])
-    k, v = (_cache(rng, shape, distribution) for shape in shapes.values())
-    for s, context in enumerate(batch.context):
-        _shape_values(k, v, table[s], int(context), rng, distribution)
-    if distribution is Distribution.TINY:
-        k *= np.float32(1e-6)
-        v *= np.float32(1e-6)
-    _poison(k, v, table, batch.context, np.float32(1e4) if distribution in _STALE else np.float32(np.nan))
-    special = distribution in (Distribution.ONE_HOT, Distribution.CANCEL, Distribution.LARGE)
-    q = numerics.draw(rng, axes["T"], p.heads * p.d, Distribution.NORMAL if special else distribution)
-    if distribution is Distribution.LARGE:
-        q *= np.float32(8)  # scores so far apart that a few positions take all
+    k, v = (numerics.normals(rng, shape) for shape in p.cache_shapes(axes["pages"]).values())
+    q = numerics.draw(rng, axes["T"], p.heads * p.d, Distribution.NORMAL)
+    start = np.concatenate([[0], np.cumsum(batch.queries)]).astype(np.int32)
+    kinds = [d for d in Distribution if d is not Distribution.ROWS]
+    chosen = np.resize(rng.permutation(len(kinds)), axes["S"])
+    for s, context in enumerate(batch.context.tolist()):
+        kind = kinds[chosen[s]] if distribution is Distribution.ROWS else distribution
+        pages = table[s, :-(-context // p.page)]
+        keys, values = k[pages], v[pages]
+        _shape_cache(keys, values, context, rng, kind, p.dtype)
+        stale = np.float32(1e4) if kind in _STALE else np.float32(np.nan)
+        if context % p.page:
+            keys[-1, :, :, context % p.page:] = values[-1, :, context % p.page:] = stale
+        k[pages], v[pages] = keys, values
+        queries = q[start[s]:start[s + 1]]
+        if kind in _SAME_QUERIES:
+            queries[...] = numerics.draw(rng, len(queries), p.heads * p.d, kind)
+        elif kind is Distribution.LARGE:
+            queries *= np.float32(8)  # scores so far apart that a few positions take all
+    free = np.setdiff1d(np.arange(axes["pages"]), table)
+    k[free] = v[free] = np.float32(1e4) if distribution in _STALE else np.float32(np.nan)
     return {"q": q, "k_cache": numerics.narrow(k, p.dtype), "v_cache": numerics.narrow(v, p.dtype),
-            "block_table": table, "query_start": np.concatenate([[0], np.cumsum(batch.queries)]).astype(np.int32),
-            "context": batch.context.astype(np.int32)}
+            "block_table": table, "query_start": start, "context": batch.context.astype(np.int32)}
 
 
 def _batch(workload: Workload, p: KvProblem, rng: np.random.Generator) -> _Batch:
@@ -88,47 +101,52 @@ def _batch(workload: Workload, p: KvProblem, rng: np.random.Generator) -> _Batch
     return _Batch(queries, context)
 
 
-def _cache(rng: np.random.Generator, shape: tuple[int, ...], distribution: Distribution) -> np.ndarray:
+def _shape_cache(k: np.ndarray, v: np.ndarray, context: int, rng: np.random.Generator, kind: Distribution,
+                 dtype: DType) -> None:
+    """Give the pages of one sequence, k[pages, Hkv, D, P] and v[pages, Hkv, P, D], what its distribution asks for."""
     import numpy as np
 
-    values = numerics.normals(rng, shape)
-    if distribution is Distribution.POSITIVE:
-        values = np.abs(values)
-    elif distribution is Distribution.HEAVY_TAIL:
-        values.reshape(-1)[rng.integers(0, values.size, max(1, values.size // 1000))] *= 100
-    return values
-
-
-def _shape_values(k: np.ndarray, v: np.ndarray, pages: np.ndarray, context: int, rng: np.random.Generator,
-                  distribution: Distribution) -> None:
-    """Give one sequence what its distribution asks for, in place."""
-    import numpy as np
-
-    size = v.shape[2]
+    size, d = v.shape[2:]
     places = rng.permutation(context)
-    page, offset = pages[places // size], places % size
-    if distribution is Distribution.ONE_HOT:
-        kept = v[page[0], :, offset[0]] * np.float32(context)
-        v[pages[:-(-context // size)]] = 0
-        v[page[0], :, offset[0]] = kept
-    elif distribution is Distribution.CANCEL:
-        pairs = context // 2
-        one, other = slice(0, pairs), slice(pairs, 2 * pairs)
-        v[page[other], :, offset[other]] = -v[page[one], :, offset[one]]
-        k[page[other], :, :, offset[other]] = k[page[one], :, :, offset[one]]
-
-
-def _poison(k: np.ndarray, v: np.ndarray, table: np.ndarray, context: np.ndarray, value: np.float32) -> None:
-    """Overwrite every slot that belongs to no position of any sequence."""
-    import numpy as np
-
-    size = v.shape[2]
-    free = np.ones(v.shape[0], bool)
-    for pages, length in zip(table, context, strict=True):
-        last = -(-int(length) // size)
-        free[pages[:last]] = False
-        if length % size:
-            k[pages[last - 1], :, :, length % size:] = value
-            v[pages[last - 1], :, length % size:] = value
-    k[free] = value
-    v[free] = value
+    page, offset = places // size, places % size
+    match kind:
+        case Distribution.POSITIVE:
+            np.abs(k, out=k)
+            np.abs(v, out=v)
+        case Distribution.NEGATIVE:
+            np.negative(np.abs(k), out=k)
+            np.negative(np.abs(v), out=v)
+        case Distribution.HEAVY_TAIL:
+            for part in (k, v):
+                part.reshape(-1)[rng.integers(0, part.size, max(1, part.size // 1000))] *= 100
+        case Distribution.TINY:
+            k *= np.float32(1e-6)
+            v *= np.float32(1e-6)
+        case Distribution.DENORMAL:
+            v *= np.float32(_DENORMAL[dtype])
+        case Distribution.MIXED:
+            v[page, :, offset] *= numerics.magnitudes(rng, (context, 1, 1))
+        case Distribution.SPARSE:
+            k *= rng.integers(0, 2, k.shape)
+            v *= rng.integers(0, 2, v.shape)
+        case Distribution.EQUAL:
+            k[...] = k[:1, :, :, :1]
+            v[...] = rng.choice(numerics.TWO_BITS, (v.shape[1], 1, d))
+        case Distribution.ONE_HOT:
+            kept = v[page, :, offset] * np.float32(min(context, d))
+            v[...] = 0
+            component = np.resize(rng.permutation(d), context)
+            v[page, :, offset, component] = kept[np.arange(context), :, component]
+        case Distribution.CANCEL:
+            pairs = context // 2
+            one, other = slice(0, pairs), slice(pairs, 2 * pairs)
+            v[page[other], :, offset[other]] = -v[page[one], :, offset[one]]
+            k[page[other], :, :, offset[other]] = k[page[one], :, :, offset[one]]
+        case Distribution.NONFINITE:
+            head = rng.integers(0, v.shape[1], 3)
+            for i, value in enumerate(rng.permutation(np.array(numerics.NONFINITE, np.float32))):
+                at = int(rng.integers(0, context))
+                v[at // size, head[i], at % size, int(rng.integers(0, d))] = value
+            if v.shape[1] > 1:  # all that sees this key is NaN: not in every head
+                at = int(rng.integers(0, context))
+                k[at // size, head[0], int(rng.integers(0, d)), at % size] = np.nan

@@ -33,15 +33,22 @@ class Residency(StrEnum):
 
 
 class Distribution(StrEnum):
-    """How a case's inputs are drawn. A proposer never sees which are used."""
+    """How a case's inputs are drawn. What each one is there to expose:"""
 
     NORMAL = "normal"
     HEAVY_TAIL = "heavy_tail"  # a few values 100 times larger
     POSITIVE = "positive"
+    NEGATIVE = "negative"  # a maximum that starts at 0, a sign that is lost
     TINY = "tiny"  # about 1e-6, so that absolute tolerances would hide everything
     LARGE = "large"
-    ONE_HOT = "one_hot"  # single non-zero terms: a dropped term shows
+    DENORMAL = "denormal"  # below 2^-126: flushed by kernels that must not
+    MIXED = "mixed"  # magnitudes over twelve decades, and weights whose scales are denormal
+    SPARSE = "sparse"  # half zeros, some of them negative, and rows of nothing else
+    EQUAL = "equal"  # every value of a row the same: ties, and what depends on differences
+    ONE_HOT = "one_hot"  # single non-zero terms: a dropped term, or a product rounded twice, shows
     CANCEL = "cancel"  # permuted cancellation: terms that sum to almost nothing
+    NONFINITE = "nonfinite"  # a NaN or an infinity in some rows: to be passed on there and nowhere else
+    ROWS = "rows"  # every row of another distribution: all of them in one call
 
 
 @dataclass(frozen=True)

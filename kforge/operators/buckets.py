@@ -17,13 +17,17 @@ def point(points: Sequence[int], value: int) -> int:
 
 
 def inside(points: Sequence[int], value: int, seed: int) -> list[int]:
-    """Some values of the bucket of ``value``: lowest, point, an odd one between; beyond the last point, too."""
+    """Some values of the bucket of ``value``: lowest, point, an odd and an even one between; beyond the last, too.
+
+    ``seed`` chooses those between, so that nobody who does not know it can be right at the checked ones alone.
+    """
     top = point(points, value)
     index = points.index(top)
     low = points[index - 1] + 1 if index else 1
     values = {low, top}
     if top - low > 1:
-        values.add(random.Random(f"{seed} {top}").randrange(low, top) | 1)
+        chosen = random.Random(f"{seed} {top}")
+        values |= {chosen.randrange(low, top) | 1, chosen.randrange(low + 1, top) & ~1}
     if index == len(points) - 1:
         values.add(top + 7)
     return sorted(values)

@@ -10,7 +10,8 @@ from kforge.core.layout import Layout
 from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, layouts, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
-from kforge.operators.numerics import TINY, U
+from kforge.operators.numerics import U
+from kforge.operators.weights import with_denormals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,8 +28,9 @@ def _layout(problem: Problem) -> Layout:
 class Embedding(Operator):
     """out[t] = table[ids[t]]. The table is packed as a weight of ``linear`` is, so that a tied head shares it.
 
-    Bound. One rounding, or two for kernels without an FMA: ``2u (|d (u - offset)| + |m|)``, zero where there is nothing
-    to round (float formats, formats without a minimum).
+    Bound. One rounding, or two for kernels without an FMA, of at most ``u (|d (u - offset)| + |m|)`` each, and twice
+    that; zero where there is nothing to round (float formats, formats without a minimum). float16 scales are far from
+    float32's underflow.
     """
 
     name = "embedding"
@@ -50,7 +52,10 @@ class Embedding(Operator):
         v, h = problem.int("V"), problem.int("H")
         ids = np.random.default_rng([seed, 3]).integers(0, v, t).astype(np.int32)
         ids[:2] = [v - 1, 0][:t]
-        return {"ids": ids, "table": layouts.pack(layouts.random(_format(problem), v, h, seed), _layout(problem))}
+        table = layouts.random(_format(problem), v, h, seed)
+        if distribution in (Distribution.MIXED, Distribution.DENORMAL):
+            table = with_denormals(table)
+        return {"ids": ids, "table": layouts.pack(table, _layout(problem))}
 
     def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
         import numpy as np
@@ -66,7 +71,7 @@ class Embedding(Operator):
         minima = rows.minima()[:, :, None]
         shape = (rows.n, rows.k)
         return {"out": Bound((product + minima).reshape(shape),
-                             (2 * U * (np.abs(product) + np.abs(minima)) + TINY).reshape(shape))}
+                             (4 * U * (np.abs(product) + np.abs(minima))).reshape(shape))}
 
     def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
         import numpy as np

@@ -11,8 +11,8 @@ from kforge.core.layout import Layout
 from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, layouts, numerics, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
-from kforge.operators.numerics import TINY, U
-from kforge.operators.weights import QuantizedWeight
+from kforge.operators.numerics import U
+from kforge.operators.weights import QuantizedWeight, with_denormals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,15 +56,20 @@ class Linear(Operator):
 
     Bound. With d_w, u and m the weight's parts, ``scale = sum_k |x| (|d_w (u - offset)| + |m|) + |bias|``; for ``a8``
     x is the *quantised* activation, which the reference takes over to the bit, so that only accumulation is in the
-    bound. The sum has K terms (f32) or, as integer dot products are exact, K / group groups of up to two terms (a8):
-    ``n`` below. A few further roundings (of the weight, of d_w d_a, of the bias) are in the constant of ``sum_error``:
+    bound. The sum has as many terms as a row of x has non-zero values (f32) or, as integer dot products are exact, two
+    for each group with a non-zero integer (a8; q6_k: four): ``n`` below. A few further roundings (of the weight, of
+    d_w d_a, of the bias) are in the constant of ``sum_error``. Of what underflows, f32 loses K products; a8 loses
+    d_w d_a, an error that the integers multiply, 127 times the largest code for each k:
 
-        E = sum_error(n) scale;   |out - ref| <= u |ref| + E                                  (none)
+        E = sum_error(n) scale + underflow(K, or 127 codes K);   |out - ref| <= u |ref| + E           (none)
         u |ref| + E + 2u |residual|                                                             (residual)
-        |up| 1.1 E_gate + |silu(gate)| E_up + 1.1 E_gate E_up + 8u |ref|              (silu_gate, |silu'| <= 1.1)
+        |up| 1.1 E_gate + |silu(gate)| E_up + 1.1 E_gate E_up + silu_error(gate) |ref|   (silu_gate, |silu'| <= 1.1)
+
+    A NaN or an infinity in x makes the outputs of its token what IEEE arithmetic makes them, for a8 always NaN.
     """
 
     name = "linear"
+    version = 2  # 2: a8 passes NaN and infinity on
     static_axes = ("K", "N", "weight", "act", "epilogue", "bias", "rows")
     dynamic_axes = ("M",)
 
@@ -85,8 +90,10 @@ class Linear(Operator):
         p, m = LinearProblem.of(workload.problem), workload.axes["M"]
         rng = np.random.default_rng([seed, 1])
         weight = layouts.random(p.format, p.n, p.k, seed)
-        if distribution is Distribution.CANCEL:
+        if distribution in (Distribution.CANCEL, Distribution.ROWS):
             weight = _paired(weight)
+        if distribution is Distribution.MIXED:
+            weight = with_denormals(weight)
         made = {"x": numerics.draw(rng, m, p.k, distribution), "w": layouts.pack(weight, p.layout)}
         if p.bias:
             made["bias"] = rng.standard_normal(p.n, np.float32)
@@ -98,21 +105,26 @@ class Linear(Operator):
         import numpy as np
 
         p = LinearProblem.of(workload.problem)
-        x, terms = inputs["x"].astype(np.float64), p.k
+        x, lost = inputs["x"].astype(np.float64), p.k
+        terms = (x != 0).sum(axis=1, keepdims=True)
         if p.a8:
-            x, terms = numerics.quantize_a8(inputs["x"]).exact(), 2 * p.k // p.format.traits.group
+            quantized = numerics.quantize_a8(inputs["x"])
+            x, lost = quantized.exact(), 127 * p.k << p.format.traits.bits
+            groups = quantized.q.reshape(len(x), -1, 32).any(axis=2).sum(axis=1, keepdims=True)
+            terms = 2 * groups * (32 // p.format.traits.group)
         weight = layouts.unpack(inputs["w"], p.format, p.n, p.k, p.layout)
         exact, error = np.empty((2, x.shape[0], p.n))
         size = np.abs(x).astype(np.float32)
         step = max(1, _WEIGHTS_AT_ONCE // p.k)
         for first in range(0, p.n, step):
             part = _WideWeight.of(weight.rows(first, first + step))
-            exact[:, first:first + step] = x @ part.exact.T
-            error[:, first:first + step] = size @ part.size.T
+            with np.errstate(invalid="ignore", over="ignore"):
+                exact[:, first:first + step] = x @ part.exact.T
+                error[:, first:first + step] = size @ part.size.T
         if p.bias:
             exact += inputs["bias"]
             error += np.abs(inputs["bias"])
-        error = numerics.sum_error(terms) * error + TINY
+        error = numerics.sum_error(terms) * error + numerics.underflow(lost)
         if p.silu_gate:
             return {"out": _gated(exact[:, :p.width], error[:, :p.width], exact[:, p.width:], error[:, p.width:])}
         if p.residual:
@@ -170,10 +182,11 @@ def _gated(gate: np.ndarray, gate_error: np.ndarray, up: np.ndarray, up_error: n
     import numpy as np
 
     activated = numerics.silu(gate)
-    exact = activated * up
-    error = np.abs(up) * 1.1 * gate_error + np.abs(activated) * up_error + 1.1 * gate_error * up_error
-    # below -87.3 the float32 exp(-gate) overflows, where silu is smaller than 2^-119
-    return Bound(exact, error + 8 * U * np.abs(exact) + 2.0**-119 * np.abs(up))
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = activated * up
+        error = np.abs(up) * 1.1 * gate_error + np.abs(activated) * up_error + 1.1 * gate_error * up_error
+        error += numerics.silu_error(gate) * np.abs(exact) + numerics.underflow(1 + np.abs(up) + np.abs(gate * up))
+    return Bound(exact, error)
 
 
 def _paired(weight: QuantizedWeight) -> QuantizedWeight:

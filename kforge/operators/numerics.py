@@ -1,17 +1,29 @@
 """Number formats, activation quantisation and random inputs shared by the operators' references.
 
-Errors. With u the unit roundoff of float32, a sum of n terms, in any order that a kernel may reasonably choose, is
-held to ``4 (sqrt(n) + 2) u`` times the sum of the terms' absolute values. For mean-independent rounding errors it stays
-below ``lambda sqrt(n) u`` times that sum but for a probability of ``2 exp(-lambda^2 / 2)`` (Higham and Mary, "A
-new approach to probabilistic rounding error analysis", 2019, theorem 2.4); a plain sequential float32 sum of positive
-terms has a standard deviation of about ``0.25 sqrt(n) u``. So honest kernels stay below half of the bound, while a
-single dropped term, about 1/n of the sum, exceeds it up to n of about 20,000.
+Errors, in the standard model: ``fl(a op b) = (a op b)(1 + e) + h`` with ``|e| <= u``, the unit roundoff, and
+``|h| <= ETA``, which is zero for sums (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, sections
+2.2 and 2.8). What the operators' bounds have in common:
+
+- **Sums.** n terms, in any order that a kernel may reasonably choose, are held to ``4 (sqrt(n) + 2) u`` times the
+  sum of their absolute values. For mean-independent rounding errors the error stays below ``lambda sqrt(n) u`` times
+  that sum but for a probability of ``2 exp(-lambda^2 / 2)`` (Higham and Mary, "A new approach to probabilistic
+  rounding error analysis", 2019, theorem 2.4); a plain sequential float32 sum of positive terms has a standard
+  deviation of about ``0.25 sqrt(n) u``. So honest kernels stay below half of the bound, while a single dropped
+  term, about 1/n of the sum, exceeds it up to n of about 20,000. Zero terms cost nothing and are not counted: on sparse
+  inputs the bound is that of the few terms. Rounding errors of a sum of *equal* terms are not independent, so inputs
+  that make all terms equal (EQUAL) use values whose sums are exact.
+- **Underflow.** Each product may lose ETA; ``underflow(n)`` allows twice that for n of them. It is no tolerance: for
+  n = 1000 it is below 2^-138.
+- **The rounding of the output** to its type is granted once and in full, ``u |ref|``: where nothing else is computed
+  (a residual, a copy into a cache) the output must be correctly rounded. All other constants are twice what a
+  straightforward kernel can need.
+- **NaN and infinity.** Where the reference has one, so must the output; where it has not, the output must be finite.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kforge.core.dtypes import DType
 from kforge.operators.base import Distribution
@@ -22,13 +34,20 @@ if TYPE_CHECKING:
 ROUNDOFF = {DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 SMALLEST = {DType.F32: 2.0**-149, DType.F16: 2.0**-24, DType.BF16: 2.0**-133}  # denormal spacing
 U = ROUNDOFF[DType.F32]
-TINY = 2.0**-140  # what underflow inside a kernel may cost
+ETA = 2.0**-150  # half of float32's denormal spacing: what one underflow costs
+TWO_BITS = (-3.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0)
+NONFINITE = (float("nan"), float("inf"), float("-inf"))
 _POOL = 1_000_003  # prime, so that repeats of the pool fall on different rows
 
 
-def sum_error(n: float) -> float:
-    """Error allowed to a float32 sum of n terms, in relation to the sum of their absolute values."""
-    return float(4 * (n**0.5 + 2) * U)
+def sum_error(n: float | np.ndarray) -> Any:
+    """Error allowed to a float32 sum of n non-zero terms, in relation to the sum of their absolute values."""
+    return 4 * (n**0.5 + 2) * U
+
+
+def underflow(n: float | np.ndarray) -> Any:
+    """Error allowed to n products of float32 that may underflow."""
+    return 2 * n * ETA
 
 
 def numpy_dtype(dtype: DType) -> np.dtype:
@@ -80,23 +99,41 @@ class QuantizedActivations:
 
 
 def quantize_a8(x: np.ndarray) -> QuantizedActivations:
-    """The quantisation that the variant ``a8`` declares, in float32 as its order specification has it, ties too."""
+    """The quantisation that the variant ``a8`` declares, in float32 as its order specification has it, ties too.
+
+    A group with a NaN or an infinity has the scale NaN.
+    """
     import numpy as np
 
     groups = x.reshape(x.shape[0], -1, 32)
     amax = np.abs(groups).max(axis=2)
-    with np.errstate(divide="ignore", over="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = np.where(amax >= np.float32(1e-30), np.float32(127) / amax, np.float32(0))
-    q = np.clip(np.rint(groups * inverse[:, :, None]), -127, 127).astype(np.int8)
-    return QuantizedActivations(q.reshape(x.shape), amax / np.float32(127))
+        scaled = np.nan_to_num(np.rint(groups * inverse[:, :, None]))
+        d = amax / np.float32(127) + (amax - amax)
+    return QuantizedActivations(np.clip(scaled, -127, 127).astype(np.int8).reshape(x.shape), d)
 
 
 def silu(x: np.ndarray) -> np.ndarray:
     """x / (1 + exp(-x)) in float64."""
     import numpy as np
 
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return x / (1 + np.exp(-x))
+
+
+def silu_error(x: np.ndarray) -> np.ndarray:
+    """Relative error allowed to a float32 silu(x), a product with it included.
+
+    The argument of exp may have been rounded twice (by -x log2(e)), an absolute error of 2u |x|, which reaches the
+    result by the factor of exp(-x) in 1 + exp(-x). exp itself, the sum, the quotient and the product add up to 4u;
+    all of this twice. Below -87 exp(-x) or its reciprocal leaves float32's range: there zero is as good as the result.
+    """
+    import numpy as np
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = (8 + 4 * np.abs(x) / (1 + np.exp(x))) * U
+    return np.where(x < -87, 1.0, error)
 
 
 def normals(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -113,10 +150,13 @@ def draw(rng: np.random.Generator, rows: int, columns: int, distribution: Distri
     """float32 activations [rows, columns] of one distribution.
 
     ONE_HOT: one value of about 1 per row. CANCEL: within each 16 columns (the smallest group of a format) values come
-    in pairs +x, -x at shuffled places, the same places in every row and group: see ``pair_places``.
+    in pairs +x, -x at shuffled places, the same places in every row and group: see ``pair_places``. EQUAL: values of
+    two bits, so that sums of them and of their squares are exact. NONFINITE: one NaN or infinity in three of four rows.
     """
     import numpy as np
 
+    if distribution is Distribution.ROWS:
+        return _rows_of_all(rng, rows, columns)
     if distribution is Distribution.ONE_HOT:
         x = np.zeros((rows, columns), np.float32)
         hot = np.resize(rng.permutation(columns), rows)
@@ -128,14 +168,47 @@ def draw(rng: np.random.Generator, rows: int, columns: int, distribution: Distri
             x.reshape(-1)[rng.integers(0, x.size, max(1, x.size // 100))] *= 100
         case Distribution.POSITIVE:
             x = np.abs(x)
+        case Distribution.NEGATIVE:
+            x = -np.abs(x)
         case Distribution.TINY:
             x *= np.float32(1e-6)
         case Distribution.LARGE:
             x *= np.float32(1e3)
+        case Distribution.DENORMAL:
+            x *= np.float32(1e-40)
+        case Distribution.MIXED:
+            x *= magnitudes(rng, x.shape)
+        case Distribution.SPARSE:
+            x *= rng.integers(0, 2, x.shape)  # a negative value leaves a negative zero
+            x[np.arange(1, rows, 4)] *= 0
+        case Distribution.EQUAL:
+            x[:] = rng.choice(TWO_BITS, (rows, 1))
         case Distribution.CANCEL:
             for first, second in pair_places(columns):
                 x[:, second] = -x[:, first]
+        case Distribution.NONFINITE:
+            hit = np.arange(rows)[np.arange(rows) % 4 != 3]
+            x[hit, rng.integers(0, columns, len(hit))] = rng.choice(NONFINITE, len(hit))
     return x
+
+
+def _rows_of_all(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    import numpy as np
+
+    kinds = [d for d in Distribution if d is not Distribution.ROWS]
+    which = np.resize(rng.permutation(len(kinds)), rows)
+    x = np.empty((rows, columns), np.float32)
+    for i, kind in enumerate(kinds):
+        if (at := np.flatnonzero(which == i)).size:
+            x[at] = draw(rng, len(at), columns, kind)
+    return x
+
+
+def magnitudes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """float32 factors of 1e-8 to 1e4; times a normal value, none exceeds float16's range."""
+    import numpy as np
+
+    return np.float32(10) ** rng.uniform(-8, 4, shape).astype(np.float32)
 
 
 def pair_places(columns: int) -> list[tuple[int, int]]:

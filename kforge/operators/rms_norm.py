@@ -9,7 +9,7 @@ from kforge.core.dtypes import DType
 from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, numerics, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Role, TensorSpec
-from kforge.operators.numerics import TINY, U
+from kforge.operators.numerics import U
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 class RmsNorm(Operator):
     """out = h / sqrt(mean(h^2) + eps) * weight, with h = x or h = residual = residual + x.
 
-    Bound. The sum of H squares has the relative error sum_error(H), all terms being positive, and a root halves it;
-    mean, eps, root, reciprocal and the two products add 6u. With a residual, h carries a relative rounding of u itself,
-    which also enters the root: ``|out - ref| <= (sum_error(H) / 2 + 9u) |ref|``. For the residual: ``u |ref|``.
+    Bound. The sum of n non-zero squares has the relative error sum_error(n), all terms being positive, and a root
+    halves it; half of that of mean and eps, then root, reciprocal and the two products add 5u. With a residual, h
+    carries a relative rounding of u itself, and its squares one of 2u, which the root halves. Twice these 7u, and what
+    the two products by r = 1 / sqrt(...) and the weight, in any order, lose to underflow:
+    ``|out - ref| <= (sum_error(n) / 2 + 14u) |ref| + underflow(1 + r + |weight|)``. For the residual: ``u |ref|``.
+    Squares that underflow vanish beside eps. A NaN makes its token's outputs NaN; an infinity is NaN where it stands
+    and zero elsewhere.
     """
 
     name = "rms_norm"
@@ -54,11 +58,15 @@ class RmsNorm(Operator):
         h = inputs["x"].astype(np.float64)
         bounds = {}
         if "residual" in inputs:
-            h = h + inputs["residual"]
+            with np.errstate(invalid="ignore"):
+                h = h + inputs["residual"]
             bounds["residual"] = Bound(h, U * np.abs(h))
-        exact = h / np.sqrt((h * h).mean(axis=1, keepdims=True) + self.scalars(workload)[0]) * inputs["weight"]
-        error = numerics.sum_error(h.shape[1]) / 2 + 9 * U
-        return {**bounds, "out": Bound(exact, error * np.abs(exact) + TINY)}
+        r = 1 / np.sqrt((h * h).mean(axis=1, keepdims=True) + self.scalars(workload)[0])
+        with np.errstate(invalid="ignore"):
+            exact = h * r * inputs["weight"]
+        error = numerics.sum_error((h != 0).sum(axis=1, keepdims=True)) / 2 + 14 * U
+        lost = numerics.underflow(1 + r + np.abs(inputs["weight"]))
+        return {**bounds, "out": Bound(exact, error * np.abs(exact) + lost)}
 
     def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
         import numpy as np

@@ -11,7 +11,7 @@ from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, numerics, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
 from kforge.operators.kv_cache import CACHE_TYPES, KvProblem
-from kforge.operators.numerics import ROUNDOFF, SMALLEST, TINY, U
+from kforge.operators.numerics import ROUNDOFF, SMALLEST, U
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,8 +22,10 @@ _POSITIONS = 4096  # rows of the tables at a bucket's tuning point
 class RopeKvWrite(Operator):
     """Pairs (a, b) of q and k become (a c - b s, a s + b c); k and v go to ``slot`` of the cache in its type.
 
-    Bound. Two products and a sum: ``3u (|a c| + |b s|)``; a written element of the cache adds its own rounding,
-    ``u_kv |ref|`` or half of a denormal step. Elements that no token writes may not change at all.
+    Bound. Two products and a sum are off by at most 2u (|a c| + |b s|); twice that and what the products may lose to
+    underflow: ``4u (|a c| + |b s|) + underflow(2)``. A written element of the cache adds its own rounding,
+    ``u_kv |ref|`` or half of a denormal step, and no more. Elements that no token writes may not change at all. A NaN
+    or an infinity reaches the two elements of its pair as IEEE arithmetic has it.
     """
 
     name = "rope_kv_write"
@@ -74,20 +76,23 @@ class RopeKvWrite(Operator):
         second = slice(p.d // 2, None) if neox else slice(1, None, 2)
         a, b = q_and_k[..., first], q_and_k[..., second]
         rotated, error = np.empty_like(q_and_k), np.empty_like(q_and_k)
-        rotated[..., first], rotated[..., second] = a * c - b * s, a * s + b * c
-        error[..., first] = 3 * U * (np.abs(a * c) + np.abs(b * s)) + TINY
-        error[..., second] = 3 * U * (np.abs(a * s) + np.abs(b * c)) + TINY
+        with np.errstate(invalid="ignore"):
+            rotated[..., first], rotated[..., second] = a * c - b * s, a * s + b * c
+            error[..., first] = 4 * U * (np.abs(a * c) + np.abs(b * s)) + numerics.underflow(2)
+            error[..., second] = 4 * U * (np.abs(a * s) + np.abs(b * c)) + numerics.underflow(2)
         flat = (t, p.heads * p.d)
         bounds = {"q_out": Bound(rotated[:, :p.heads].reshape(flat), error[:, :p.heads].reshape(flat))}
         written = np.flatnonzero(inputs["slot"] >= 0)
         page, offset = np.divmod(inputs["slot"][written], p.page)
-        for name, new, new_error in (("k_cache", rotated[:, p.heads:], error[:, p.heads:]), ("v_cache", v, v * 0)):
+        for name, new, new_error in (("k_cache", rotated[:, p.heads:], error[:, p.heads:]),
+                                     ("v_cache", v, np.zeros_like(v))):
             exact = numerics.widen(inputs[name], p.dtype)
             bound = np.zeros_like(exact)
             at = (page, slice(None), slice(None), offset) if name == "k_cache" else (page, slice(None), offset)
             exact[at] = new[written]
             narrowing = 0 if p.dtype is DType.F32 else ROUNDOFF[p.dtype]
-            bound[at] = new_error[written] + narrowing * (np.abs(new[written]) + new_error[written])
+            with np.errstate(invalid="ignore"):
+                bound[at] = new_error[written] + narrowing * (np.abs(new[written]) + new_error[written])
             if narrowing:
                 bound[at] += SMALLEST[p.dtype] / 2
             bounds[name] = Bound(exact, bound)

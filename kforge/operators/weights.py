@@ -225,6 +225,22 @@ def random(format: WeightFormat, n: int, k: int, seed: int) -> QuantizedWeight:
     return _weight(format, values, d, dmin, sc=sc, mn=mn)
 
 
+def with_denormals(weight: QuantizedWeight) -> QuantizedWeight:
+    """Every other row with denormal scales (float16) or, in a float format, denormal values: a decoder that flushes
+    them, or takes their exponent for an ordinary one, is wrong in the whole row."""
+    import numpy as np
+
+    def denormal(values: np.ndarray) -> np.ndarray:
+        wide: Any = np.uint32 if values.dtype == np.float32 else np.uint16
+        mantissa = 23 if values.dtype == np.float32 else 10 if values.dtype == np.float16 else 7
+        bits = np.array(values).view(wide)
+        bits[1::2] &= wide((1 << 8 * bits.itemsize - 1) | (1 << mantissa) - 1)
+        return bits.view(values.dtype)
+
+    values = weight.values if weight.format.quantized else denormal(weight.values)
+    return QuantizedWeight(weight.format, values, denormal(weight.d), denormal(weight.m), weight.sc, weight.mn)
+
+
 def _random_floats(format: WeightFormat, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """Floats with a random sign and mantissa and one of four exponents below 2 / sqrt(K): cheap and never special."""
     import numpy as np

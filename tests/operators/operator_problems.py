@@ -48,8 +48,11 @@ def all_workloads():
 
 
 def ratio(bound, actual, dtype):
-    """Worst |actual - reference| / bound; infinity for a NaN, and for any difference where the bound is zero."""
+    """Worst |actual - reference| / bound; infinity for a NaN or an infinity where the reference has none or another,
+    and for any difference where the bound is zero."""
+    got = widen(actual, dtype)
+    same = (got == bound.reference) | (np.isnan(got) & np.isnan(bound.reference))
     with np.errstate(invalid="ignore", divide="ignore"):
-        error = np.abs(widen(actual, dtype) - bound.reference)
-        ratios = np.where(error == 0, 0.0, error / bound.bound)
-    return np.where(np.isnan(ratios), np.inf, ratios).max(initial=0.0)
+        ratios = np.where(np.isfinite(bound.reference), np.abs(got - bound.reference) / bound.bound, np.inf)
+    ratios[np.isnan(ratios)] = np.inf
+    return np.where(same, 0.0, ratios).max(initial=0.0)

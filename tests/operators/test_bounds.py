@@ -150,9 +150,10 @@ def test_every_single_dropped_position_of_attention_is_caught():
         assert ratio(reference["out"], operator.spec(workload, inputs | {"v_cache": v})["out"], DType.F32) > 1, j
 
 
-@pytest.mark.parametrize("distribution", EVERY)
+@pytest.mark.parametrize("distribution", [d for d in EVERY if d not in (Distribution.EQUAL, Distribution.NONFINITE)])
 def test_reading_beyond_or_short_of_the_context_is_caught(distribution):
-    """One position too many reads poison, one too few loses a term, and a stale block table reads another page."""
+    """One position too many reads poison, one too few loses a term, and a stale block table reads another page. (A
+    mean over equal values does not show it.)"""
     workload = attention()
     operator, inputs, reference = case(workload, distribution)
 

@@ -16,10 +16,11 @@ struct Activations {
 Activations quantize(const float *x, int64_t M, int64_t K) {
     Activations a{std::vector<int8_t>(M * K), std::vector<float>(M * K / 32), std::vector<int32_t>(M * K / 32)};
     for (int64_t g = 0; g < M * K / 32; ++g) {
-        float amax = 0;
-        for (int i = 0; i < 32; ++i) amax = std::max(amax, kf::abs(x[g * 32 + i]));
+        uint32_t top = 0;
+        for (int i = 0; i < 32; ++i) top = std::max(top, kf::bits(kf::abs(x[g * 32 + i])));
+        const float amax = kf::from_bits(top);
         const float inverse = a8_inverse(amax);
-        a.d[g] = amax / 127.0f;
+        a.d[g] = kf::a8_scale(amax);
         for (int i = 0; i < 32; ++i) {
             const int32_t q = a8_quantize(x[g * 32 + i], inverse);
             a.q[g * 32 + i] = static_cast<int8_t>(q);

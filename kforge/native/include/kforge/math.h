@@ -73,10 +73,14 @@ KF_INLINE float round_even(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 /* 127 / amax of a group of activations.  Groups below 1e-30 quantise to zeros: 127 / amax would overflow. */
 KF_INLINE float a8_inverse(float amax) { return amax >= 1e-30f ? 127.0f / amax : 0.0f; }
 
-/* One int8 activation from x and a8_inverse: clamp(round_even(x * inverse), -127, 127). */
+/* The scale of a group: amax / 127, and NaN for a group with a NaN or an infinity, so that neither is hidden.  For that amax is
+ * taken over the bits: among the bits of absolute values NaNs are the largest. */
+KF_INLINE float a8_scale(float amax) { return amax / 127.0f + (amax - amax); }
+
+/* One int8 activation from x and a8_inverse: clamp(round_even(x * inverse), -127, 127); any for a NaN. */
 KF_INLINE int32_t a8_quantize(float x, float inverse) {
     const float q = round_even(x * inverse);
-    return static_cast<int32_t>(q < -127.0f ? -127.0f : q > 127.0f ? 127.0f : q);
+    return static_cast<int32_t>(q >= -127.0f ? q > 127.0f ? 127.0f : q : -127.0f);
 }
 
 namespace detail {
