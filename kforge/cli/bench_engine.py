@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kforge.cli.generate import Act, KvTokens, ModelArgument, Threads, open_model, usable_kernels
+from kforge.cli.generate import Act, Isolate, KvTokens, ModelArgument, Threads, open_model, usable_kernels
 from kforge.cli.numbers import numbers
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV_TOKENS, STEP_TOKENS
 from kforge.core.errors import KforgeError
@@ -34,6 +34,7 @@ def engine(
     threads: Threads = None,
     kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
     act: Act = DEFAULT_ACT,
+    isolate: Isolate = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Tokens/s at some batches and prompt lengths: interleaved runs, medians, spreads, ratios."""
@@ -56,7 +57,7 @@ def engine(
     names = list(dict.fromkeys(usable_kernels(name.strip()) for name in kernels.split(",")))
     packed = Weights(opened) if set(names) != {"none"} else None
     engines = {name: Engine(opened, name, threads=threads, kv_tokens=kv_tokens, act=act, torch_dtype=torch_dtype,
-                            text=False, weights=packed) for name in names}
+                            text=False, weights=packed, isolate=isolate) for name in names}
     target = load_target("host")
     with BandwidthProbe(threads or target.cores) as probe:
         comparison = compare(engines, settings, repeats, lambda: probe.measure(0.1).value, _progress)

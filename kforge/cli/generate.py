@@ -27,6 +27,10 @@ MinP = Annotated[float, typer.Option(help="Keep tokens at least this probable re
 Seed = Annotated[int, typer.Option(help="Noise of this request; the same seed gives the same text in any batch.")]
 KvTokens = Annotated[int, typer.Option(min=1, help="Positions that the KV cache holds.")]
 Act = Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")]
+Isolate = Annotated[
+    bool | None,
+    typer.Option("--isolate/--no-isolate", help="Kernels in a locked-down process; by default those from elsewhere."),
+]
 
 
 def generate(
@@ -44,6 +48,7 @@ def generate(
     threads: Threads = None,
     kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
     act: Act = DEFAULT_ACT,
+    isolate: Isolate = None,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print as tokens come.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: ids, text, kernels.")] = False,
 ) -> None:
@@ -52,7 +57,7 @@ def generate(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ()))
-    engine = open_engine(model, kernels, threads, kv_tokens, act)
+    engine = open_engine(model, kernels, threads, kv_tokens, act, isolate)
     tokenizer = engine.model.tokenizer
     ids = tokenizer.encode_chat([Message("user", text)]) if chat_template else tokenizer.encode(text)
     if as_json:
@@ -60,7 +65,7 @@ def generate(
         stats = engine.stats
         print(json.dumps({
             "prompt_tokens": ids, "tokens": done.tokens, "text": done.text, "finish": done.finish,
-            "kernels": [vars(use) for use in engine.kernels_used()],
+            "kernels": [vars(use) for use in engine.kernels_used()], "isolated": engine.isolated,
             "stats": {"steps": stats.steps, "seconds": stats.seconds, "python_share": stats.python_share},
         }, indent=1))
         return
@@ -84,12 +89,13 @@ def chat(
     threads: Threads = None,
     kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
     act: Act = DEFAULT_ACT,
+    isolate: Isolate = None,
 ) -> None:
     """Talk with a model; an empty line or Ctrl-D ends."""
     from kforge.models.chat import Message
 
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, ())
-    engine = open_engine(model, kernels, threads, kv_tokens, act)
+    engine = open_engine(model, kernels, threads, kv_tokens, act, isolate)
     messages = [Message("system", system)] if system else []
     while True:
         try:
@@ -109,11 +115,13 @@ def chat(
     print(_speed(engine), file=sys.stderr)
 
 
-def open_engine(model: str, kernels: str, threads: int | None, kv_tokens: int, act: str) -> Engine:
+def open_engine(model: str, kernels: str, threads: int | None, kv_tokens: int, act: str,
+                isolate: bool | None = None) -> Engine:
     """The engine for a model named on the command line. Without a compiler it says so once and runs on torch."""
     from kforge.engine.engine import Engine
 
-    return Engine(open_model(model), usable_kernels(kernels), threads=threads, kv_tokens=kv_tokens, act=act)
+    return Engine(open_model(model), usable_kernels(kernels), threads=threads, kv_tokens=kv_tokens, act=act,
+                  isolate=isolate)
 
 
 def open_model(name: str) -> Model:

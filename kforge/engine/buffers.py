@@ -25,9 +25,10 @@ class Buffers:
     """Fixed addresses whose contents change between replays.
 
     Programs keep pointers to the arrays in ``axes``; ``set_axes`` writes a step's dynamic axes into them.
+    ``shared``: for programs of another process too. ``given`` holds what kernels only read, ``worked`` what they write.
     """
 
-    def __init__(self, model: Model, limits: StepLimits, kv: str) -> None:
+    def __init__(self, model: Model, limits: StepLimits, kv: str, shared: bool = False) -> None:
         if kv not in KV_TYPES:
             raise KforgeError(f"Unknown element type of the KV cache '{kv}': use one of {', '.join(KV_TYPES)}.")
         c, T, S = model.config, limits.max_tokens, limits.max_sequences
@@ -39,25 +40,29 @@ class Buffers:
             "x": (T, c.hidden), "h": (T, c.hidden), "qkv": (T, c.q_size + 2 * c.kv_size), "q": (T, c.q_size),
             "attn": (T, c.q_size), "gate_up": (T, 2 * c.intermediate), "ff": (T, c.intermediate),
             "last": (S, c.hidden), "last_h": (S, c.hidden), "logits": (S, c.vocab),
-            "cos": (positions, c.head_dim // 2), "sin": (positions, c.head_dim // 2),
         }
+        tables = rope_tables(c, positions)
         integers = 4 * (3 * T + S * limits.table_width + 4 * S)
-        floats = sum(4 * math.prod(shape) + _SLACK for shape in shapes.values())
-        self._arena = Arena(floats + integers + 16 * _SLACK)
-        self._caches = Arena(2 * math.prod(cache) * c.head_dim * page * kv_type.itemsize + 2 * _SLACK)
-        self.inputs = StepInputs(limits, self._arena.take)
-        self.greedy = self._arena.take((S,), np.int32)
-        self._named = {name: self._arena.take(shape, F32, page_aligned=True) for name, shape in shapes.items()}
+        self.given = Arena(integers + tables.cos.nbytes + tables.sin.nbytes + 16 * _SLACK, shared)
+        self._worked = Arena(sum(4 * math.prod(shape) + _SLACK for shape in shapes.values()) + 4 * S + _SLACK, shared)
+        self._caches = Arena(2 * math.prod(cache) * c.head_dim * page * kv_type.itemsize + 2 * _SLACK, shared)
+        self.inputs = StepInputs(limits, self.given.take)
+        self.greedy = self._worked.take((S,), np.int32)
+        self._named = {name: self._worked.take(shape, F32, page_aligned=True) for name, shape in shapes.items()}
+        self._named |= {"cos": self._given(tables.cos), "sin": self._given(tables.sin)}
         self.logits = self._named["logits"]
         self._keys = self._caches.take((*cache, c.head_dim, page), kv_type)
         self._values = self._caches.take((*cache, page, c.head_dim), kv_type)
-        tables = rope_tables(c, positions)
-        self._named["cos"][...], self._named["sin"][...] = tables.cos, tables.sin
         # One array per kind of axes, so that a step costs a handful of stores however many launches it has.
         most = StepShape(T, S, S, limits.context)
         self._tokens, self._rows, self._gather, self._rope, self._attention = (self._axes_of(n, most) for n in _AXES)
         self._most = [self._axes_of(name, most) for name in _AXES]
-        self._scalars = {"eps": np.array([c.rms_eps]), "scale": np.array([c.head_dim**-0.5]), "": np.zeros(0)}
+        scalars = {"eps": [c.rms_eps], "scale": [c.head_dim**-0.5], "": []}
+        self._scalars = {name: self._given(np.array(values, np.float64)) for name, values in scalars.items()}
+
+    @property
+    def worked(self) -> tuple[Arena, ...]:
+        return self._worked, self._caches
 
     def tensors(self, call: Call, weights: Weights) -> tuple[np.ndarray, ...]:
         """Arguments of a call in launch order; parts of an unfused matrix write columns of the fused buffer."""
@@ -154,7 +159,13 @@ class Buffers:
 
     def _axes_of(self, names: tuple[str, ...], shape: StepShape) -> np.ndarray:
         values = self._axis_values(shape)
-        return np.array([values[name] for name in names], np.int64)
+        return self._given(np.array([values[name] for name in names], np.int64))
+
+    def _given(self, values: np.ndarray) -> np.ndarray:
+        """A copy where kernels read it."""
+        place = self.given.take(values.shape, values.dtype, page_aligned=values.nbytes > _SLACK)
+        place[...] = values
+        return place
 
 
 # Declared order of the dynamic axes (docs/architecture.md), by kind of call: tokens, rows, gather, rope, attention.

@@ -56,18 +56,21 @@ class Engine:
     ``kv``: element type of the cache ("f32", "bf16", "f16"); ``act``: "a8" or "f32" activations of integer-quantised
     weights (None: a8). ``kv_tokens``: positions that the cache holds in all. ``rows``: panel height of packed weights
     (None: the kernel set's choice). ``text`` False: outputs carry ids only, no tokenizer is needed.
-    ``weights``: packed weights to share with other engines on kernels for the same model.
+    ``weights``: packed weights to share with other engines on kernels for the same model. ``isolate``: kernels run in
+    a locked-down process of their own (None: when the kernel set has any from elsewhere); a kernel that crashes, hangs
+    or does what it must not is then a ``KforgeError`` that names it.
     Raises ``KforgeError`` for a model that does not fit into memory.
     """
 
     def __init__(self, model: Model, kernels: str | KernelSet = "none", *, threads: int | None = None,
                  kv: str = DEFAULT_KV, act: str | None = None, max_tokens_per_step: int = STEP_TOKENS,
                  max_sequences: int = 64, kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None,
-                 torch_dtype: str = "f32", text: bool = True, weights: Weights | None = None) -> None:
+                 torch_dtype: str = "f32", text: bool = True, weights: Weights | None = None,
+                 isolate: bool | None = None) -> None:
         if max_sequences < 1 or max_tokens_per_step < 1 or kv_tokens < 1:
             raise KforgeError("max_sequences, max_tokens_per_step and kv_tokens must be at least 1.")
         pages = -(-kv_tokens // PAGE_TOKENS)
-        options = RunnerOptions(threads, kv, act or DEFAULT_ACT, rows, torch_dtype)
+        options = RunnerOptions(threads, kv, act or DEFAULT_ACT, rows, torch_dtype, isolate)
         self.model = model
         self.limits = StepLimits(max_tokens_per_step, min(max_sequences, max_tokens_per_step), pages, PAGE_TOKENS,
                                  min(model.config.context_length, pages * PAGE_TOKENS))
@@ -233,6 +236,11 @@ class Engine:
     def reset_stats(self) -> None:
         self._steps = self._computed = self._generated = self._scheduler.preemptions = 0
         self._seconds = self._runner_seconds = 0.0
+
+    @property
+    def isolated(self) -> bool:
+        """Whether kernels run in a process of their own."""
+        return self._runner.isolated
 
     def kernels_used(self) -> list[KernelUse]:
         """Every kernel that ran so far, with its hash and call count."""

@@ -12,7 +12,7 @@ from kforge.backends.defaults import default_kernel
 from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.errors import KforgeError
 from kforge.core.image import Image
-from kforge.core.kernel import Tier
+from kforge.core.kernel import KernelState, Tier
 from kforge.core.target import Target
 from kforge.core.trial import Failure, NumericsClass
 from kforge.core.workload import Problem
@@ -20,6 +20,8 @@ from kforge.core.workload import Problem
 if TYPE_CHECKING:
     from kforge.registry.snapshot import Snapshot
     from kforge.registry.store import Store
+
+OWN = ("builtin", "default")  # proposers that only fill in the shipped templates' parameters
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class KernelSet(Protocol):
     name: str
     target: Target
 
+    @property
+    def from_elsewhere(self) -> bool:
+        """Whether any kernel that it may choose was not made from kforge's own templates by kforge's own rules."""
+
     def rows(self, weight: Problem) -> int:
         """Panel height of a packed weight; ``weight`` is its problem without ``rows``."""
 
@@ -53,6 +59,7 @@ class DefaultKernels:
     """
 
     name = "default"
+    from_elsewhere = False
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -87,6 +94,8 @@ class TunedKernels:
         self._snapshot, self._store, self._default = snapshot, store, default
         self._asker = asker(default.target)
         self._images: dict[str, Image] = {}
+        served = (k for k in snapshot.kernels if k.state is KernelState.PROMOTED)
+        self.from_elsewhere = any(k.proposer not in OWN for k in served)
 
     def rows(self, weight: Problem) -> int:
         return self._snapshot.rows(weight, self.target.identity)
@@ -122,6 +131,8 @@ class Overlay:
         self.name = name
         self.target = base.target
         self._base, self._instead, self._relaid = base, dict(instead), dict(relaid or {})
+        # Of the base even where it is all replaced: what is compared must differ in nothing but the kernels.
+        self.from_elsewhere = any(s.from_elsewhere for s in (base, *self._instead.values(), *self._relaid.values()))
 
     def rows(self, weight: Problem) -> int:
         return self._relaid.get(weight.key, self._base).rows(weight)

@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kforge.core.errors import KforgeError
 from kforge.core.workload import Problem
 from kforge.engine.buffers import Buffers
+from kforge.engine.executors import Executor, LaunchList, LocalExecutor
+from kforge.engine.isolation import IsolatedExecutor
 from kforge.engine.kernel_set import ChosenKernel, KernelSet
 from kforge.engine.memory import require_memory
 from kforge.engine.runner import KernelUse, LaunchTime, RunnerOptions
@@ -17,7 +20,6 @@ from kforge.engine.weights import Weights, with_rows
 from kforge.models.graph import Call, StepOptions, step_calls
 from kforge.models.model import Model
 from kforge.models.roles import Matrix, roles_of, shape_of
-from kforge.native import Kernel, Program, Team
 
 
 class _Point(NamedTuple):
@@ -35,7 +37,7 @@ class _Point(NamedTuple):
 
 @dataclass(frozen=True)
 class _Built:
-    program: Program
+    program: LaunchList
     chosen: tuple[ChosenKernel, ...]  # by launch
     calls: tuple[Call, ...]  # by launch
 
@@ -50,19 +52,26 @@ class NativeRunner:
         stored = sum(model.format(r.role, r.layer).traits.bits_per_weight / 8 * np.prod(shape_of(config, r.role))
                      for r in roles_of(config) if isinstance(r.role, Matrix))
         cache = limits.pages * limits.page_tokens * config.kv_bytes_per_token(4 if kv == "f32" else 2)
-        weights = weights or Weights(model)
+        isolate = kernels.from_elsewhere if options.isolate is None else options.isolate
+        weights = weights.for_executor(isolate) if weights else Weights(model, isolate)
         require_memory(config.name, max(int(stored * 1.05) - weights.bytes, 0), cache)
         self._kernels = kernels
-        self._team = Team(options.threads or kernels.target.cores)
+        threads = options.threads or kernels.target.cores
+        self.isolated = isolate
+        self._executor: Executor = IsolatedExecutor(threads) if isolate else LocalExecutor(threads)
         calls = step_calls(model, StepOptions(kv=kv, page=limits.page_tokens, act=options.act))
         self._calls = with_rows(calls, kernels.rows if rows is None else lambda _: rows)
-        self.buffers = Buffers(model, limits, kv)
+        self.buffers = Buffers(model, limits, kv, isolate)
         self.inputs, self.greedy, self.logits = self.buffers.inputs, self.buffers.greedy, self.buffers.logits
         self._tensors = [self.buffers.tensors(call, weights) for call in self._calls]
-        self._loaded: dict[str, Kernel] = {}
+        for arena in (self.buffers.given, *weights.arenas):
+            self._executor.share(arena, writable=False)
+        for arena in self.buffers.worked:
+            self._executor.share(arena, writable=True)
+        self._vocab = config.vocab
         self._built: dict[tuple[str, ...], _Built] = {}
-        self._at: dict[_Point, Program] = {}
-        self._last: Program | None = None
+        self._at: dict[_Point, LaunchList] = {}
+        self._last: LaunchList | None = None
         # Builds happen and missing kernels show when the engine is made, not amid the first request.
         first = _Point(1, 1, 1, limits.page_tokens)
         self._at[first] = self._program(first)
@@ -75,6 +84,8 @@ class NativeRunner:
         self.buffers.set_axes(shape)
         program.run()
         self._last = program
+        if self.isolated and shape.rows:
+            self._require_tokens(self.greedy[: shape.rows])
 
     def kernels_used(self) -> list[KernelUse]:
         counts: dict[tuple[str, str], int] = {}
@@ -99,9 +110,15 @@ class NativeRunner:
     def close(self) -> None:
         for built in self._built.values():
             built.program.close()
-        self._team.close()
+        self._executor.close()
 
-    def _program(self, point: _Point) -> Program:
+    def _require_tokens(self, greedy: np.ndarray) -> None:
+        """Of kernels that are not trusted: what is used as an index must be one."""
+        if greedy.min() < 0 or greedy.max() >= self._vocab:
+            raise KforgeError(f"a kernel gave token {greedy.tolist()}, outside 0 .. {self._vocab - 1}: "
+                              "run kforge kernels verify, or --kernels default")
+
+    def _program(self, point: _Point) -> LaunchList:
         """The program of the kernels that this point wants; points that want the same share it."""
         wanted = [i for i, call in enumerate(self._calls) if point.rows or not call.kind.per_sequence]
         shape = point.largest(self.inputs.limits)
@@ -115,17 +132,12 @@ class NativeRunner:
         identity = (str(bool(point.rows)), *(kernel.candidate_hash for kernel in chosen.values()))
         if identity not in self._built:
             kernels = tuple(chosen[self._calls[i].problem, self._calls[i].kind.per_sequence] for i in wanted)
-            program = Program(self._team)
+            program = self._executor.program()
             for i, kernel in zip(wanted, kernels, strict=True):
                 call = self._calls[i]
-                program.add(self._load(kernel), self._tensors[i], self.buffers.axes(call), self.buffers.scalars(call),
-                            label=call.label, max_axes=self.buffers.max_axes(call))
+                program.add(kernel, self._tensors[i], self.buffers.axes(call), self.buffers.scalars(call), call.label,
+                            self.buffers.max_axes(call))
             self._built[identity] = _Built(program, kernels, tuple(self._calls[i] for i in wanted))
         program = self._built[identity].program
         program.reserve()  # scratch need not grow with the axes, so the largest step's is not enough
         return program
-
-    def _load(self, kernel: ChosenKernel) -> Kernel:
-        if kernel.candidate_hash not in self._loaded:
-            self._loaded[kernel.candidate_hash] = Kernel(kernel.image)
-        return self._loaded[kernel.candidate_hash]

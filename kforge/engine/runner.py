@@ -36,6 +36,7 @@ class RunnerOptions:
     act: str
     rows: int | None
     torch_dtype: str
+    isolate: bool | None = None  # kernels in a process of their own; None: those from elsewhere
 
     def __post_init__(self) -> None:
         require_types(self.kv, self.act)
@@ -58,6 +59,7 @@ class Runner(Protocol):
     inputs: StepInputs
     greedy: np.ndarray  # i32[max_sequences]
     logits: np.ndarray  # f32[max_sequences, V]
+    isolated: bool  # kernels run in a process of their own
 
     def run(self, shape: StepShape) -> None:
         """Computes one step; nothing of ``inputs`` is read after it returns."""

@@ -38,6 +38,8 @@ class _Step:
 class TorchRunner:
     """Runs steps with torch (see ``Runner``); weights and activations in ``options.torch_dtype``."""
 
+    isolated = False  # there is nothing of anybody else's in it
+
     def __init__(self, model: Model, limits: StepLimits, options: RunnerOptions) -> None:
         kv, dtype = options.kv, options.torch_dtype
         for name in (kv, dtype):

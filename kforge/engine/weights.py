@@ -21,11 +21,16 @@ RowsOf = Callable[[Problem], int]
 
 
 class Weights:
-    """Packed matrices and float32 vectors by (tensors, layout): a tied head and the embedding share one copy."""
+    """Packed matrices and float32 vectors by (tensors, layout): a tied head and the embedding share one copy.
 
-    def __init__(self, model: Model) -> None:
+    ``shared``: in memory that another process can map; ``arenas`` are all that it is to map.
+    """
+
+    def __init__(self, model: Model, shared: bool = False) -> None:
         self._model = model
-        self._arena = Arena(_CHUNK)
+        self.shared = shared
+        self.arenas = [Arena(_CHUNK, shared)]
+        self._twin: Weights | None = None
         self._packed: dict[tuple[tuple[WeightRef, ...], Layout | None], np.ndarray] = {}
 
     def matrix(self, refs: tuple[WeightRef, ...], layout: Layout) -> np.ndarray:
@@ -45,14 +50,22 @@ class Weights:
             self._packed[key] = self._keep(np.concatenate(parts))
         return self._packed[key]
 
+    def for_executor(self, shared: bool) -> Weights:
+        """These, or where another kind of memory is wanted a second copy, made once."""
+        if shared == self.shared:
+            return self
+        if self._twin is None:
+            self._twin = Weights(self._model, shared)
+        return self._twin
+
     @property
     def bytes(self) -> int:
         return sum(a.nbytes for a in self._packed.values())
 
     def _keep(self, data: np.ndarray) -> np.ndarray:
-        if self._arena.used + data.nbytes + 4096 > self._arena.bytes:
-            self._arena = Arena(max(_CHUNK, data.nbytes))
-        place = self._arena.take(data.shape, data.dtype, page_aligned=True)
+        if self.arenas[-1].used + data.nbytes + 4096 > self.arenas[-1].bytes:
+            self.arenas.append(Arena(max(_CHUNK, data.nbytes), self.shared))
+        place = self.arenas[-1].take(data.shape, data.dtype, page_aligned=True)
         place[...] = data
         return place
 

@@ -3,17 +3,16 @@
 
 #include "attempts.h"
 #include "executor.h"
+#include "futex.h"
 #include "jail.h"
 #include "protocol.h"
 
-#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
-#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -40,12 +39,6 @@ struct ChildPlan {
     };
     std::vector<Slot> slots;
 };
-
-inline void futex_wake(std::atomic<uint32_t> *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
-
-inline void futex_wait(std::atomic<uint32_t> *word, uint32_t value) {
-    syscall(SYS_futex, word, FUTEX_WAIT, value, nullptr, nullptr, 0);
-}
 
 // Exit statuses of a child; control.py knows them.
 constexpr int survived_exit = 96;  // what was attempted did not end the process

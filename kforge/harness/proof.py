@@ -6,7 +6,7 @@ import functools
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntFlag
 
 from kforge.core.errors import KforgeError
@@ -124,9 +124,13 @@ class Provenance:
 @functools.cache
 def proven() -> Confinement:
     """What holds here, tried once a boot. Raises KforgeError when there is no compiler."""
-    kept = remembered("run", [runner()], ("layers", "tried", "survived"),
-                      lambda: asdict(_prove_run(sorted(os.sched_getaffinity(0))[:2])))
+    kept = remembered("run", [runner()], _tried_run, {"layers": int(~Layer(0)), "survived": []})
     return Confinement(describe(), RunFacts(Layer(kept["layers"]), kept["tried"], tuple(kept["survived"])))
+
+
+def _tried_run() -> dict[str, object]:
+    facts = _prove_run(sorted(os.sched_getaffinity(0))[:2])
+    return {"layers": int(facts.layers), "tried": facts.tried, "survived": list(facts.survived)}
 
 
 def _prove_run(cpus: Sequence[int]) -> RunFacts:
@@ -135,7 +139,8 @@ def _prove_run(cpus: Sequence[int]) -> RunFacts:
         if not control.survived:
             raise KforgeError(f"the harness's runner cannot be proven: a child that only had {control.name} ended with "
                               f"wait status {control.status}; run kforge doctor on another kernel or container")
-        layers = Layer(zygote.attempt(1, cpus).result)
+        looked = zygote.attempt(1, cpus)
+        layers = Layer(looked.result) if looked.survived else Layer(0)
         calls = [zygote.attempt(n, cpus) for n in range(2, control.attempts)]
     survived = tuple(call.name for call in calls if not call.forbidden)
     return RunFacts(layers if survived else layers | Layer.FILTER, len(calls), survived)

@@ -30,6 +30,7 @@ _SIGNATURES = {
     "kf_program_profile": (c_int64, [c_void_p, c_int64, POINTER(c_int64)]),
     "kf_program_calls": (c_int64, [c_void_p, c_int64]),
     "kf_map_huge": (c_void_p, [c_int64]),
+    "kf_map_shared": (c_void_p, [c_int32, c_int64]),
     "kf_unmap_huge": (None, [c_void_p, c_int64]),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import weakref
 from typing import Any
 
@@ -14,16 +15,17 @@ from kforge.native.library import library
 
 ALIGNMENT = 64
 PAGE = 4096
+_HUGE_PAGE = 2 << 20
 
 
-def huge_array(size: int) -> np.ndarray:
+def huge_array(size: int, file: int | None = None) -> np.ndarray:
     """Zeroed u8[size], 2 MiB aligned, in huge pages where the system has them; unmapped with its last view.
 
-    Raises KforgeError when there is no memory.
+    Of a new memory file where one is given, for other processes to map too. Raises KforgeError when there is no memory.
     """
     native = library()
     size = max(size, 1)
-    address = native.kf_map_huge(size)
+    address = native.kf_map_huge(size) if file is None else native.kf_map_shared(file, size)
     if not address:
         raise KforgeError(f"cannot get {size / 2**20:.0f} MiB of memory: use a smaller model or context")
     buffer = (ctypes.c_uint8 * size).from_address(address)
@@ -32,11 +34,26 @@ def huge_array(size: int) -> np.ndarray:
     return np.frombuffer(memoryview(buffer), dtype=np.uint8)
 
 
-class Arena:
-    """One block of huge-page memory that arrays are taken from, one after another. Arrays outlive the arena."""
+def _whole(size: int) -> int:
+    return -(-size // _HUGE_PAGE) * _HUGE_PAGE
 
-    def __init__(self, size: int) -> None:
-        self._memory = huge_array(size)
+
+class Arena:
+    """One block of huge-page memory that arrays are taken from, one after another. Arrays outlive the arena.
+
+    A ``shared`` one lies in a memory file, ``file``, which the arena closes with itself, and is committed at once.
+    """
+
+    def __init__(self, size: int, shared: bool = False) -> None:
+        self.file: int | None = None
+        if shared:
+            self.file = os.memfd_create("kforge-arena")
+            weakref.finalize(self, os.close, self.file)
+            try:
+                os.ftruncate(self.file, max(_whole(size), 1))
+            except OSError as error:
+                raise KforgeError(f"cannot get {size / 2**20:.0f} MiB of shared memory: {error.strerror}") from error
+        self._memory = huge_array(size, self.file)
         self._used = 0
 
     @property

@@ -91,7 +91,7 @@ class Program:
         KforgeError for a tensor that the ABI does not allow.
         """
         for i, tensor in enumerate(tensors):
-            _check_tensor(tensor, f"{label or 'launch'}: tensor {i}")
+            check_tensor(tensor, f"{label or 'launch'}: tensor {i}")
         for name, values, dtype in (("axes", axes, np.int64), ("scalars", scalars, np.float64)):
             if values.dtype != dtype or values.ndim != 1 or not values.flags.c_contiguous:
                 raise KforgeError(f"{label or 'launch'}: {name} must be a contiguous {np.dtype(dtype)} vector")
@@ -180,7 +180,8 @@ class Program:
                           f"the {launch.scratch_bytes} bytes reserved: add it with the largest axes as max_axes")
 
 
-def _check_tensor(tensor: np.ndarray, what: str) -> None:
+def check_tensor(tensor: np.ndarray, what: str) -> None:
+    """Raises KforgeError for a tensor that the ABI does not allow."""
     if tensor.ctypes.data % _ALIGNMENT != 0 and tensor.size > 0:
         raise KforgeError(f"{what} is not {_ALIGNMENT}-byte aligned: take it from an Arena")
     if tensor.ndim == 0 or (tensor.shape[-1] > 1 and tensor.strides[-1] != tensor.itemsize):

@@ -106,17 +106,21 @@ def test_a_proof_is_kept_for_the_same_programs_and_made_anew_for_others(monkeypa
     monkeypatch.setenv("KFORGE_CACHE", str(tmp_path))
     made: list[int] = []
 
-    def prove() -> dict[str, int]:
+    def prove() -> dict[str, object]:
         made.append(1)
-        return {"n": len(made)}
+        return {"holds": True, "n": len(made)}
 
-    assert [remembered("x", [Path("/a")], ["n"], prove)["n"] for _ in range(3)] == [1, 1, 1]
-    assert remembered("x", [Path("/b")], ["n"], prove)["n"] == 2
-    (kept,) = (f for f in (tmp_path / "sandbox").iterdir() if json.loads(f.read_text()) == {"n": 1})
-    for damage in ("{", "[]", '{"m": 1}'):
+    def ask(program: str, holds: bool = True) -> object:
+        return remembered("x", [Path(program)], prove, {"holds": holds})["n"]
+
+    assert [ask("/a") for _ in range(3)] == [1, 1, 1]
+    assert ask("/b") == 2
+    (kept,) = (f for f in (tmp_path / "sandbox").glob("*.json") if json.loads(f.read_text())["n"] == 1)
+    for damage in ("{", "[]", '{"holds": false}'):
         kept.write_text(damage)
-        assert remembered("x", [Path("/a")], ["n"], prove)["n"] == len(made)
+        assert ask("/a") == len(made)
     assert len(made) == 5
+    assert [ask("/c", holds=False) for _ in range(2)] == [6, 7], "what does not hold may hold another time"
 
 
 def test_a_runner_that_cannot_be_tried_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,12 @@ int64_t kf_program_calls(void *program, int64_t launch) {
 }
 
 void *kf_map_huge(int64_t bytes) { return kforge::map_huge(static_cast<std::size_t>(bytes)); }
+// Shared and writable; huge pages are a wish.
+void *kf_map_shared(int32_t file, int64_t bytes) {
+  void *memory = kforge::map_shared(file, static_cast<std::size_t>(bytes), true);
+  if (memory != nullptr) kforge::make_huge(memory, static_cast<std::size_t>(bytes));
+  return memory;
+}
 void kf_unmap_huge(void *memory, int64_t bytes) { kforge::unmap_huge(memory, static_cast<std::size_t>(bytes)); }
 
 }  // extern "C"

@@ -16,5 +16,12 @@ std::size_t huge_bytes(std::size_t bytes);
 void *map_huge(std::size_t bytes);
 void unmap_huge(void *memory, std::size_t bytes);
 
+// A memory file's first `bytes`, shared, 2 MiB aligned; read-only unless `writable`. Null when it cannot be mapped.
+void *map_shared(int file, std::size_t bytes, bool writable);
+
+// Commits a shared mapping in huge pages, as the system's setting for shared memory would not by itself. False where the
+// kernel cannot (before 6.1): then pages are small.
+bool make_huge(void *memory, std::size_t bytes);
+
 }  // namespace kforge
 #endif
