@@ -39,6 +39,7 @@ _EMPTY_EVERY = 8  # pairs between two empty commands
 _COMMAND_SECONDS = 150e-6  # several hand-overs
 _MOST_CALLS = 256
 _HOT_BYTES = 1 << 20  # of all calls of a command together
+_WAITED_SECONDS, _LEAST_KEPT = 40e-6, 0.3  # of a pair; at least this share of the pairs counts
 _VERIFIED_SHARE = 0.1
 _THOROUGH_SHARE = 0.5
 _VERIFYING_SHARE = 0.4  # of the time, at most, once the least were verified
@@ -104,6 +105,7 @@ def _most(calls: int) -> int:
 @dataclass
 class _Clocked:
     calls: list[float] = field(default_factory=list)  # seconds per call, hand-over included
+    waited: list[float] = field(default_factory=list)  # of each command, for a processor
     empty: list[float] = field(default_factory=list)  # seconds of an empty command
 
 
@@ -151,15 +153,18 @@ class _Audit:
         left: list[dict[str, np.ndarray]] = [{}, {}]
         for which in (0, 1) if pair % 2 == 0 else (1, 0):
             side = self._sides[which]
+            before = side.waited()
             seconds = side.run(command, command.calls)
             if isinstance(seconds, Failure):
                 return side.failed(seconds)
+            waited = side.waited() - before
             if verify or self._exact:
                 left[which] = side.outputs(command)
             if verify and (failure := side.trespass(command)) is not None:
                 return side.failed(failure)
             if pair >= 0:
                 clocked[which].calls.append(seconds / command.calls)
+                clocked[which].waited.append(waited)
         # Two exact kernels that disagree: one of them is wrong, and it will be said which.
         odd = self._exact and any(_differ(left[0][name], left[1][name]) for name in left[0])
         if not verify and not odd:
@@ -205,11 +210,14 @@ class _Audit:
 
     def _sample(self, mine: _Clocked, theirs: _Clocked) -> AuditSample:
         handover = statistics.median([*mine.empty, *theirs.empty])
-        saved = np.subtract(theirs.calls, mine.calls)
+        # Where others had the processor, the pairs that they disturbed least: how fast a pair was does not count.
+        waited = np.add(mine.waited, theirs.waited)
+        kept = waited <= max(_WAITED_SECONDS, float(np.quantile(waited, _LEAST_KEPT)))
+        saved = np.subtract(theirs.calls, mine.calls)[kept]
         blocks = np.array_split(saved, min(_BLOCKS, len(saved)))
         seconds = statistics.median(mine.calls) - handover / (self._calls + _most(self._calls)) * 2
         return AuditSample(self._session.workload.key, tuple(hodges_lehmann(block.tolist()) for block in blocks),
-                           max(seconds, 1e-9), len(saved), self._verified)
+                           max(seconds, 1e-9), len(mine.calls), self._verified)
 
 
 def _differ(a: np.ndarray, b: np.ndarray) -> bool:

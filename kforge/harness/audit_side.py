@@ -11,7 +11,7 @@ import numpy as np
 from kforge.core.trial import Failure, FailureClass
 from kforge.harness.forms import dense_strides
 from kforge.harness.pairs import Contestant, ContestantFailure
-from kforge.harness.process import POISONS, SCRATCH, Process, TensorArgument
+from kforge.harness.process import POISONS, Process, Scratch, TensorArgument
 from kforge.harness.session import Session
 from kforge.harness.slots import ALIGN, PAGE, Place, round_up
 from kforge.operators.base import Residency, Role, TensorSpec
@@ -52,15 +52,17 @@ class Side:
         self._threads = threads
         self._specs = session.operator.tensors(session.workload)
         self._timed = dict(zip([s.name for s in self._specs], session.timed_arguments(process), strict=True))
-        self._scratch: Place | None = None
+        self._scratch: Scratch | None = None
         self._pattern = 1 + secrets.randbelow(255)
 
     def prepare(self) -> Failure | None:
         """Asks for the scratch."""
-        wanted = self._process.scratch_bytes(self._session.workload, self._threads, self._session.seconds_allowed())
-        if isinstance(wanted, Failure):
-            return wanted
-        self._scratch = self._session.slots.place_at_page(SCRATCH, wanted) if wanted else None
+        scratch = self._process.timed_scratch(
+            self._session.workload, self._threads, self._session.seconds_allowed()
+        )
+        if isinstance(scratch, Failure):
+            return scratch
+        self._scratch = scratch
         return None
 
     def run(self, command: Command, calls: int) -> float | Failure:
@@ -73,9 +75,9 @@ class Side:
                 arguments.append(self._timed[spec.name])
             else:
                 arguments.append(self._whole(spec, command))
-        if self._scratch is not None:
-            self._session.slots.fence(self._scratch, self._pattern)
-            self._session.slots.view(self._scratch)[:] = POISONS[0]
+        for place in self._scratch.places if self._scratch is not None else ():
+            self._session.slots.fence(place, self._pattern)
+            self._session.slots.view(place)[:] = POISONS[0]
         return self._process.run(self._session.workload, arguments, self._scratch, self._threads, calls, command.first,
                                  self._session.seconds_allowed() * max(calls, 1))
 
@@ -99,6 +101,10 @@ class Side:
         given = np.ascontiguousarray(command.fixed[command.last][spec.name])
         self._session.slots.view(place)[:] = given.reshape(-1).view(np.uint8)
         return TensorArgument(self._process.address(place), dense_strides(spec.shape))
+
+    def waited(self) -> float:
+        """Seconds that the process and this one have waited for a processor in all."""
+        return self._process.child.usage().waited
 
     def outputs(self, command: Command) -> dict[str, np.ndarray]:
         """Copies of what the command left, [calls, ...] row by row; of a streamed in/out tensor what the last call
@@ -134,8 +140,9 @@ class Side:
                 broken = self._session.slots.broken_fence(place, self._pattern) is not None
             if broken:
                 return Failure(FailureClass.FENCE, f"the kernel wrote outside {spec.name} in an audited call")
-        if self._scratch is not None and self._session.slots.broken_fence(self._scratch, self._pattern) is not None:
-            return Failure(FailureClass.FENCE, "the kernel wrote outside its scratch in an audited call")
+        for place in self._scratch.places if self._scratch is not None else ():
+            if self._session.slots.broken_fence(place, self._pattern) is not None:
+                return Failure(FailureClass.FENCE, "the kernel wrote outside its scratch in an audited call")
         return None
 
     def _slot(self, spec: TensorSpec) -> np.ndarray:

@@ -31,6 +31,7 @@ struct ChildPlan {
     Range arena, reserve;
     int64_t cpu_seconds;
     int64_t needed;   // layers (jail.h) without which nothing may run
+    int64_t stacks;   // offset in the slot file
     int64_t attempt;  // what the child is to try instead of serving a candidate (attempts.h); -1 for a candidate
     std::vector<int> cpus;
     struct Slot {
@@ -52,6 +53,7 @@ struct FaultMap {
     Range arena, reserve;
     Range slots[max_slots];
     int count;
+    Range stacks;
 };
 inline FaultMap fault_map;
 
@@ -69,6 +71,7 @@ inline void on_fault(int signal, siginfo_t *info, void *) {
     int fault = fault_plain;
     if (signal == SIGSEGV || signal == SIGBUS) {
         if (fault_map.reserve.holds(address)) fault = fault_guard;
+        if (fault_map.stacks.holds(address)) fault = fault_stack;
         if (fault_map.arena.holds(address)) fault = fault_input;
         for (int i = 0; i < fault_map.count; ++i) {
             if (fault_map.slots[i].holds(address)) fault = fault_map.slots[i].writable ? fault_plain : fault_input;
@@ -158,7 +161,7 @@ inline std::vector<char> read_all(int file) {
     auto *control = static_cast<Control *>(
         mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, plan.control_file, 0));
     if (control == MAP_FAILED) _exit(jail_exit);
-    fault_map = {control, plan.arena, plan.reserve, {}, 0};
+    fault_map = {control, plan.arena, plan.reserve, {}, 0, {}};
     for (const auto &slot : plan.slots) {
         char *at = reinterpret_cast<char *>(plan.reserve.begin) + slot.address_offset;
         int access = slot.writable ? PROT_READ | PROT_WRITE : PROT_READ;
@@ -166,6 +169,12 @@ inline std::vector<char> read_all(int file) {
         if (got == MAP_FAILED) refuse(control, jail_exit, "mapping a slot failed");
         auto begin = reinterpret_cast<uintptr_t>(at);
         fault_map.slots[fault_map.count++] = {begin, begin + static_cast<uintptr_t>(slot.bytes), slot.writable};
+    }
+    Stacks stacks;
+    if (plan.attempt < 0) {
+        stacks = Stacks(plan.slot_file, plan.stacks, static_cast<int>(plan.cpus.size()));
+        if (!stacks.made()) refuse(control, jail_exit, "mapping the stacks failed");
+        fault_map.stacks = {stacks.begin(), stacks.end(), true};
     }
     // Still shared with the other children, because nobody can write to it any more.
     if (plan.arena.end > plan.arena.begin) {
@@ -182,7 +191,7 @@ inline std::vector<char> read_all(int file) {
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);  // after the change of user, which clears it
     if (getppid() == 1) _exit(jail_exit);
 
-    Executor executor(plan.cpus);
+    Executor executor(plan.cpus, stacks);
     if (plan.attempt < 0) {
         if (const char *wrong = executor.load(image.data(), image.size())) refuse(control, load_exit, wrong);
     }

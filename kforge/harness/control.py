@@ -24,12 +24,15 @@ class Command(IntEnum):
 
 
 class Fault(IntEnum):
-    """Where a fault was: anywhere, in an input, or in a guard page beside an output, an input or the scratch."""
+    """Where a fault was: anywhere, in an input, in a guard page beside an output, an input or the scratch, or below the
+    stack.
+    """
 
     NONE = 0
     PLAIN = 1
     INPUT = 2
     GUARD = 3
+    STACK = 4
 
 
 class TensorCommand(ctypes.Structure):
@@ -59,6 +62,7 @@ class ControlPage(ctypes.Structure):
         ("first", ctypes.c_int64),
         ("scratch", ctypes.c_uint64),
         ("scratch_bytes", ctypes.c_int64),
+        ("scratch_stride", ctypes.c_int64),
         ("result", ctypes.c_int64),
         ("axes", ctypes.c_int64 * MAX_AXES),
         ("scalars", ctypes.c_double * MAX_SCALARS),

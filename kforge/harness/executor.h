@@ -2,6 +2,7 @@
 #pragma once
 
 #include "protocol.h"
+#include "stacks.h"
 
 #include "float_control.h"
 #include "loader.h"
@@ -16,8 +17,8 @@ namespace kforge_harness {
 
 class Executor {
   public:
-    explicit Executor(const std::vector<int> &cpus)
-        : pinned_(cpus[0]), team_(cpus), alone_(std::vector<int>(1, cpus[0])) {}
+    Executor(const std::vector<int> &cpus, const Stacks &stacks)
+        : pinned_(cpus[0]), team_(cpus), alone_(std::vector<int>(1, cpus[0])), stacks_(stacks) {}
 
     // What is wrong with the image, or null.
     const char *load(const void *blob, size_t bytes) {
@@ -40,13 +41,28 @@ class Executor {
         }, &context);
     }
 
-    int64_t scratch_bytes(const Control &control) const { return kernel_.scratch_bytes(control.axes, control.threads); }
+    int64_t scratch_bytes(const Control &control) const {
+        if (!kernel_.wants_scratch()) return 0;
+        struct Question {
+            const kforge::LoadedKernel *kernel;
+            const int64_t *axes;
+            int32_t threads;
+            mutable int64_t answer;
+        } question{&kernel_, stacks_.page(0)->axes, control.threads, 0};
+        std::copy_n(control.axes, max_axes, stacks_.page(0)->axes);
+        auto ask = [](const void *q) {
+            auto *asked = static_cast<const Question *>(q);
+            asked->answer = asked->kernel->scratch_bytes(asked->axes, asked->threads);
+        };
+        kf_call_on_stack(ask, &question, stacks_.start(0));
+        return question.answer;
+    }
 
     // The command is copied first: a candidate that finds the shared page could otherwise change it between two calls.
     void run(const Control &control) {
         kforge::Team &team = control.threads == 1 ? alone_ : team_;
         Batch batch{this, &team, control.calls, control.first, std::min(control.tensors, max_tensors), {}, {}, {},
-                    reinterpret_cast<void *>(control.scratch), control.scratch_bytes, control.seed};
+                    reinterpret_cast<char *>(control.scratch), control.scratch_bytes, control.scratch_stride, control.seed};
         std::copy_n(control.tensor, batch.tensors, batch.tensor);
         std::copy_n(control.axes, max_axes, batch.axes);
         std::copy_n(control.scalars, max_scalars, batch.scalars);
@@ -63,40 +79,63 @@ class Executor {
         TensorCommand tensor[max_tensors];
         int64_t axes[max_axes];
         double scalars[max_scalars];
-        void *scratch;
-        int64_t scratch_bytes;
+        char *scratch;
+        int64_t scratch_bytes, scratch_stride;
         uint32_t seed;
     };
 
     // As in the engine's program: a launch of its own per thread, floating-point control at its default before each call, a
     // full barrier after it.
     static void work(const Batch &batch, int thread) {
-        kf_tensor tensors[max_tensors];
+        const Stacks &stacks = batch.self->stacks_;
+        LaunchPage &page = *stacks.page(thread);
         int64_t turn[max_tensors];
         for (int t = 0; t < batch.tensors; ++t) {
             turn[t] = batch.first % batch.tensor[t].copies;
-            tensors[t].strides = batch.tensor[t].strides;
+            std::copy_n(batch.tensor[t].strides, max_rank, page.strides[t]);
+            page.tensors[t].strides = page.strides[t];
         }
-        kf_launch launch = {KFORGE_ABI_VERSION, sizeof(kf_launch), tensors, batch.axes, batch.scalars, batch.scratch,
-                            batch.scratch_bytes, thread, batch.team->threads(), &batch.team->kernel_barrier(),
-                            &kforge::Barrier::wait_on};
+        std::copy_n(batch.axes, max_axes, page.axes);
+        std::copy_n(batch.scalars, max_scalars, page.scalars);
+        const kf_launch launch = {KFORGE_ABI_VERSION, sizeof(kf_launch), page.tensors, page.axes, page.scalars, batch.scratch,
+                                  batch.scratch_bytes, thread, batch.team->threads(), &batch.team->kernel_barrier(),
+                                  &kforge::Barrier::wait_on};
+        // A kernel's entry is called through the form that a stack is switched with: one pointer in, nothing out.
+        const auto entry = reinterpret_cast<void (*)(const void *)>(batch.self->kernel_.entry());
+        void *start = stacks.start(thread);
         uint32_t lottery = batch.seed;
-        const kforge::KernelEntry entry = batch.self->kernel_.entry();
-        const int64_t calls = batch.calls;  // the axes that the kernel is given lie beside it: never read again
+        int64_t area = 0;                   // of the scratch, as an offset
+        const int64_t calls = batch.calls;  // read once: who finds the batch may write to it
         for (int64_t call = 0; call < calls; ++call) {
+            page.launch = launch;
+            page.launch.scratch = batch.scratch + area;
             for (int t = 0; t < batch.tensors; ++t) {
                 const TensorCommand &tensor = batch.tensor[t];
-                tensors[t].data = reinterpret_cast<void *>(tensor.address + turn[t] * tensor.copy_stride);
+                page.tensors[t].data = reinterpret_cast<void *>(tensor.address + turn[t] * tensor.copy_stride);
                 if (++turn[t] == tensor.copies) turn[t] = 0;
             }
             kforge::FloatControl::defaults().write();
-            entry(&launch);
+            batch.self->registers_.clear();
+            kf_call_on_stack(entry, &page.launch, start);
             // Before the barrier, so that the next call finds it; a slower thread may undo it, which only makes it rarer.
             if (thread == 0 && call + 1 < calls && (lottery = lottery * 1664525u + 1013904223u) < (1u << 30)) {
                 spoil(batch, lottery);
             }
             batch.team->executor_barrier().wait();
+            if (batch.scratch_bytes && call + 1 < calls) {
+                wipe(batch, area, thread);
+                if (batch.scratch_stride == 0) batch.team->executor_barrier().wait();
+                area = batch.scratch_stride - area;
+            }
         }
+    }
+
+    // This thread's share of an area of the scratch. With two areas nobody waits for it: the next call uses the other one, and
+    // ends in a barrier before this one is used again.
+    static void wipe(const Batch &batch, int64_t area, int thread) {
+        const int64_t lines = (batch.scratch_bytes + 63) / 64, threads = batch.team->threads();
+        const int64_t begin = 64 * (lines * thread / threads), end = std::min(64 * (lines * (thread + 1) / threads), batch.scratch_bytes);
+        std::memset(batch.scratch + area + begin, 0xFF, static_cast<size_t>(end - begin));
     }
 
     // Overwrites one line of each output, at random. A kernel that takes its output as done because an earlier call has
@@ -113,6 +152,8 @@ class Executor {
     kforge::PinnedScope pinned_;
     kforge::Team team_, alone_;
     kforge::LoadedKernel kernel_;
+    const Stacks stacks_;
+    const Registers registers_;
     std::string error_;
 };
 

@@ -102,7 +102,7 @@ class Judging:
     def _audited(self, verdict: Verdict) -> Verdict:
         """An accepted one after its audit, which must agree."""
         q = self._question
-        claims = [Claim(sample.seconds * gain, max(w.count, 1e-12)) for w, sample, (_, gain)
+        claims = [Claim(sample.seconds, sample.seconds * gain, max(w.count, 1e-12)) for w, sample, (_, gain)
                   in zip(q.workloads, self._samples, verdict.per_shape, strict=True)]
         samples: list[list[AuditSample]] = [[] for _ in q.workloads]
         found: Audited | None = None

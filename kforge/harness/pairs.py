@@ -141,7 +141,7 @@ def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> _Noise | Contestan
         verified = lucky.random() < _VERIFIED_SHARE or pair == pairs - 1
         count, draw = jittered(calls, lucky), lucky.randrange(DRAWS)
         for side in (a, b) if pair % 2 == 0 else (b, a):
-            batch = side.stopwatch.quiet_batch(count, draw)
+            batch = side.stopwatch.quiet_batch(count, draw, keep=verified)
             if isinstance(batch, Failure):
                 return side.failed(batch)
             disturbed += batch.disturbed
@@ -151,6 +151,9 @@ def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> _Noise | Contestan
         quiet.append(disturbed == was)
         if not quiet[-1]:
             calls = max(calls // 2, least)
+    for side in (a, b):
+        if (failure := side.stopwatch.background()) is not None:
+            return side.failed(failure)
     if sum(quiet) >= max(_LEAST_QUIET, pairs // 4):
         for side in (a, b):
             side.seconds[:] = [seconds for seconds, kept in zip(side.seconds, quiet, strict=True) if kept]

@@ -17,13 +17,15 @@ constexpr int max_axes = 8;
 constexpr int max_scalars = 8;
 constexpr int max_slots = 32;
 constexpr int max_threads = 256;
+constexpr size_t stack_bytes = 64 << 10;   // of a thread of a candidate, with what its launch points to; abi.h promises less
+constexpr size_t stack_guard = 16 << 20;  // below it: a frame larger than a page must not step over it
 
 // Socket messages, first word.
 enum Verb : int64_t {
     // Parent to zygote.
     verb_arena = 1,  // [arena bytes, reserve bytes, n, n x (destination, source, bytes, copies, copy stride)] + source file
-    verb_spawn = 2,  // [threads, cpu seconds, needed layers, slots, slots x (address offset, file offset, bytes, writable),
-                     //   threads x cpu] + control file, slot file, image file
+    verb_spawn = 2,  // [threads, cpu seconds, needed layers, file offset of the stacks, slots, slots x (address offset,
+                     //   file offset, bytes, writable), threads x cpu] + control file, slot file, image file
     verb_kill = 3,   // [pid]
     verb_attempt = 4,  // [number, threads, threads x cpu] + control file: a child locked down as for a candidate tries
                        //   what a candidate must not (attempts.h) and says its name in the page's message
@@ -36,7 +38,7 @@ enum Verb : int64_t {
 
 enum State : uint32_t { starting = 0, ready = 1, dead = 2 };
 enum Command : int32_t { command_run = 1, command_scratch = 2 };
-enum Fault : int32_t { fault_none = 0, fault_plain = 1, fault_input = 2, fault_guard = 3 };
+enum Fault : int32_t { fault_none = 0, fault_plain = 1, fault_input = 2, fault_guard = 3, fault_stack = 4 };
 
 struct TensorCommand {
     uint64_t address;
@@ -64,6 +66,7 @@ struct Control {
     int64_t first;
     uint64_t scratch;
     int64_t scratch_bytes;
+    int64_t scratch_stride;  // calls use two areas so far apart in turn; 0: one
     int64_t result;  // of command_scratch
     int64_t axes[max_axes];
     double scalars[max_scalars];
@@ -73,7 +76,7 @@ struct Control {
 // control.py counts on these.
 static_assert(sizeof(Control) <= 4096, "one page");
 static_assert(offsetof(Control, state) == 128 && offsetof(Control, message) == 152, "layout");
-static_assert(offsetof(Control, command) == 320 && offsetof(Control, axes) == 376, "layout");
-static_assert(offsetof(Control, tensor) == 504 && sizeof(TensorCommand) == 96, "layout");
+static_assert(offsetof(Control, command) == 320 && offsetof(Control, axes) == 384, "layout");
+static_assert(offsetof(Control, tensor) == 512 && sizeof(TensorCommand) == 96, "layout");
 
 }  // namespace kforge_harness

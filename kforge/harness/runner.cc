@@ -121,9 +121,9 @@ class Zygote {
     void spawn(const Message &message) {
         if (message.files.size() != 3) return reply({reply_error, EBADF, verb_spawn});
         const int64_t *word = message.words.data() + 1;
-        ChildPlan plan{message.files[0], message.files[1], message.files[2], arena_, reserve_, word[1], word[2], -1, {}, {}};
-        int64_t threads = word[0], slots = word[3];
-        word += 4;
+        ChildPlan plan{message.files[0], message.files[1], message.files[2], arena_, reserve_, word[1], word[2], word[3], -1, {}, {}};
+        int64_t threads = word[0], slots = word[4];
+        word += 5;
         for (int64_t i = 0; i < slots; ++i, word += 4) plan.slots.push_back({word[0], word[1], word[2], word[3] != 0});
         for (int64_t i = 0; i < threads; ++i) plan.cpus.push_back(static_cast<int>(*word++));
         start(plan);
@@ -134,7 +134,7 @@ class Zygote {
         if (message.files.size() != 1 || word[0] < 0 || word[0] >= attempt_count) {
             return reply({reply_error, EINVAL, verb_attempt});
         }
-        ChildPlan plan{message.files[0], -1, -1, arena_, reserve_, 10, 0, word[0], {}, {}};
+        ChildPlan plan{message.files[0], -1, -1, arena_, reserve_, 10, 0, 0, word[0], {}, {}};
         for (int64_t i = 0; i < word[1]; ++i) plan.cpus.push_back(static_cast<int>(word[2 + i]));
         start(plan);
     }

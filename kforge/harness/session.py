@@ -137,7 +137,7 @@ class Session:
                 if copies > 1 and spec.residency is Residency.HOT:
                     size = max(size, copies * (round_up(spec.bytes, ALIGN) + GAP_LINES * ALIGN))
                 sizes[spec.name] = SlotRequest(spec.name, size, spec.role is not Role.IN)
-        self.slots = SlotFile([*sizes.values(), SlotRequest(SCRATCH, SCRATCH_LIMIT, True)])
+        self.slots = SlotFile([*sizes.values(), SlotRequest(SCRATCH, SCRATCH_LIMIT, True)], len(cpus))
         try:
             self.zygote = Zygote(timed.arena_bytes, self.slots.reserve_bytes, timed.source, timed.segments)
         except BaseException:

@@ -18,6 +18,7 @@ from kforge.harness.control import SharedMemory
 
 PAGE = mmap.PAGESIZE
 ALIGN = 64
+STACK_BYTES = 64 << 10  # of each thread of a candidate (protocol.h)
 _FENCE_BYTES = 1 << 18  # looked at in front of a tensor; beyond that it would cost more than it finds
 
 
@@ -43,11 +44,12 @@ class SlotRequest:
 
 @dataclass(frozen=True)
 class Place:
-    """``size`` bytes in ``slot`` from ``start`` (bytes from the slot's start)."""
+    """``size`` bytes in ``slot`` from ``start`` (bytes from the slot's start), behind a fence of at most ``fence``."""
 
     slot: Slot
     start: int
     size: int
+    fence: int = _FENCE_BYTES
 
     @property
     def address_offset(self) -> int:
@@ -55,9 +57,9 @@ class Place:
 
 
 class SlotFile:
-    """The memory file of one child's slots, and this process's view of it."""
+    """The memory file of one child's slots and of its threads' stacks, and this process's view of it."""
 
-    def __init__(self, requests: Sequence[SlotRequest]) -> None:
+    def __init__(self, requests: Sequence[SlotRequest], threads: int) -> None:
         slots = []
         address, offset = PAGE, 0
         for request in requests:
@@ -67,7 +69,8 @@ class SlotFile:
             offset += size
         self.slots = tuple(slots)
         self.reserve_bytes = address
-        self.memory = SharedMemory("kforge-slots", max(offset, PAGE))
+        self.stacks_offset = offset
+        self.memory = SharedMemory("kforge-slots", offset + threads * STACK_BYTES)
         self._bytes = np.frombuffer(self.memory.map, dtype=np.uint8)
         self._by_name = {slot.name: slot for slot in self.slots}
 
@@ -84,6 +87,10 @@ class SlotFile:
         """The tensor's bytes, shared with the child."""
         start = place.slot.file_offset + place.start
         return self._bytes[start : start + place.size]
+
+    def wipe_stacks(self) -> None:
+        """What a command left below its frames is gone for the next."""
+        self._bytes[self.stacks_offset :] = 0
 
     def fence(self, place: Place, pattern: int) -> None:
         """Fills what lies around the tensor in its slot."""
@@ -105,7 +112,7 @@ class SlotFile:
         end = start + place.size
         # What lies after it in the slot is at most alignment (end-placed), or up to the next page (page-placed).
         after = min(first + place.slot.size, round_up(end, PAGE))
-        return self._bytes[max(first, start - _FENCE_BYTES) : start], self._bytes[end:after]
+        return self._bytes[max(first, start - place.fence) : start], self._bytes[end:after]
 
     def close(self) -> None:
         del self._bytes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import secrets
+import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from kforge.core.summary import Summary
-from kforge.core.trial import Failure, Timing
+from kforge.core.trial import Failure, FailureClass, Timing
 from kforge.harness.expected import Expected
-from kforge.harness.process import POISONS, SCRATCH, Process, TensorArgument
+from kforge.harness.process import POISONS, Process, Scratch, TensorArgument
 from kforge.harness.session import DRAWS, Session
 from kforge.harness.slots import Place
 from kforge.operators.base import Role
@@ -19,6 +21,7 @@ from kforge.operators.numerics import numpy_dtype
 _MAX_CALLS = 1 << 20
 _TRIES = 4
 _QUIET_SHARE = 0.003
+_IDLE_TICKS, _IDLE_SHARE = 0.012, 0.02  # seconds, and share of idle time, that an idle process may seem to run
 _LEAST_SECONDS, _PATIENCE = 2.0, 10.0  # a batch may take that long, plus so often what it took before
 
 
@@ -48,6 +51,14 @@ class QuietBatch:
         return self.waited_share > _QUIET_SHARE
 
 
+@dataclass(frozen=True)
+class _Since:
+    """What a process had run, in seconds, at a time of the parent's clock."""
+
+    ran: float
+    at: float
+
+
 class Stopwatch:
     """A process at its session's workload, ready for batches.
 
@@ -60,9 +71,13 @@ class Stopwatch:
         self._process = process
         self._threads = threads
         self._arguments: list[TensorArgument] = session.timed_arguments(process)
-        self._scratch: Place | None = None
+        self._scratch: Scratch | None = None
+        self._pattern = 1 + secrets.randbelow(255)
         self._first = 0
         self._last_draw = 0  # of the call that wrote the outputs
+        self._kept: dict[str, np.ndarray] | None = None
+        self._idle: _Since | None = None  # when the last quiet batch was over
+        self._idle_ran = self._idle_seconds = 0.0
         self._slowest = 0.0  # seconds per call of any batch so far
         self._specs = [s for s in session.operator.tensors(session.workload) if s.role is not Role.IN]
         self._places = {s.name: session.slots.place_at_page(s.name, s.bytes) for s in self._specs}
@@ -74,38 +89,65 @@ class Stopwatch:
 
     def prepare(self) -> Failure | None:
         """Asks for the scratch and makes one call, which touches every page."""
-        wanted = self._process.scratch_bytes(self._session.workload, self._threads, self._session.seconds_allowed())
-        if isinstance(wanted, Failure):
-            return wanted
-        self._scratch = self._session.slots.place_at_page(SCRATCH, wanted) if wanted else None
+        scratch = self._process.timed_scratch(
+            self._session.workload, self._threads, self._session.seconds_allowed()
+        )
+        if isinstance(scratch, Failure):
+            return scratch
+        self._scratch = scratch
         first = self.batch(1)
         return first if isinstance(first, Failure) else None
 
-    def batch(self, calls: int, draw: int = 0) -> float | Failure:
-        """Seconds for ``calls`` calls, hand-over included; the first reads inputs of ``draw``."""
+    def batch(self, calls: int, draw: int = 0, keep: bool = False) -> float | Failure:
+        """Seconds for ``calls`` calls, hand-over included; the first reads inputs of ``draw``.
+
+        With ``keep`` the outputs are copied at once, for ``verify``: what is written after completion was signalled
+        comes too late.
+        """
         self._first += (draw - self._first) % DRAWS
+        self._idle = None
         self._reset()
         seconds = self._process.run(self._session.workload, self._arguments, self._scratch, self._threads, calls,
                                     self._first, self._seconds_allowed(calls))
+        self._kept = self.outputs() if keep and not isinstance(seconds, Failure) else None
         self._first += calls
         self._last_draw = (self._first - 1) % DRAWS
         if calls and not isinstance(seconds, Failure):
             self._slowest = max(self._slowest, seconds / calls)
         return seconds
 
-    def quiet_batch(self, calls: int, draw: int = 0) -> QuietBatch | Failure:
+    def quiet_batch(self, calls: int, draw: int = 0, keep: bool = False) -> QuietBatch | Failure:
         """A batch in which nobody else had the processor; after a few tries the least disturbed of them.
 
         Which batches count does not depend on how fast they were, so nothing is favoured.
         """
         tried: list[QuietBatch] = []
         while not tried or (tried[-1].disturbed and len(tried) < _TRIES):
-            before = self._process.child.waited_seconds()
-            seconds = self.batch(calls, draw)
+            if (busy := self.background()) is not None:
+                return busy
+            before = self._process.child.usage()
+            seconds = self.batch(calls, draw, keep)
             if isinstance(seconds, Failure):
                 return seconds
-            tried.append(QuietBatch(seconds, (self._process.child.waited_seconds() - before) / seconds))
+            after = self._process.child.usage()
+            self._idle = _Since(after.ran, time.monotonic())
+            tried.append(QuietBatch(seconds, (after.waited - before.waited) / seconds))
         return min(tried, key=lambda batch: batch.waited_share)
+
+    def background(self) -> Failure | None:
+        """Whether the process ran although it had nothing to do, counted over all times between its quiet batches.
+
+        What it ran just before it went to sleep may be counted late, by a tick of the scheduler.
+        """
+        if self._idle is not None:
+            now = _Since(self._process.child.usage().ran, time.monotonic())
+            self._idle_ran += now.ran - self._idle.ran
+            self._idle_seconds += now.at - self._idle.at
+            self._idle = now
+        if self._idle_ran <= _IDLE_TICKS + _IDLE_SHARE * self._idle_seconds:
+            return None
+        detail = f"{self._idle_ran * 1e3:.1f} ms in {self._idle_seconds * 1e3:.1f} ms without work"
+        return Failure(FailureClass.BACKGROUND, "the kernel went on computing when its calls were over", detail)
 
     def _seconds_allowed(self, calls: int) -> float:
         """Before the first call nothing is known but the operator; afterwards a hang shows much sooner."""
@@ -137,10 +179,24 @@ class Stopwatch:
         """
         if not self.idempotent and isinstance(single := self.batch(1), Failure):
             return single
-        return expected.verify(self.outputs(), self._last_draw)
+        outputs = self._kept if self._kept is not None and self.idempotent else self.outputs()
+        return self._trespass() or expected.verify(outputs, self._last_draw)
+
+    def _trespass(self) -> Failure | None:
+        """What the last batch wrote around its outputs and scratch: the rest of their pages, and the page in front."""
+        for place in self._written():
+            if (offset := self._session.slots.broken_fence(place, self._pattern)) is not None:
+                where = f"byte {offset} from the start of {place.slot.name}, which has {place.size}"
+                return Failure(FailureClass.FENCE, f"in timed calls the kernel wrote outside {place.slot.name}", where)
+        return None
+
+    def _written(self) -> list[Place]:
+        return [*self._places.values(), *(self._scratch.places if self._scratch is not None else ())]
 
     def _reset(self) -> None:
         slots = self._session.slots
+        for place in self._written():
+            slots.fence(place, self._pattern)
         for spec in self._specs:
             view = slots.view(self._places[spec.name])
             if spec.role is Role.OUT:
@@ -148,8 +204,8 @@ class Stopwatch:
             else:
                 given = self._session.timed.draws[self._first % DRAWS][spec.name]
                 view[:] = np.ascontiguousarray(given).reshape(-1).view(np.uint8)
-        if self._scratch is not None:
-            slots.view(self._scratch)[:] = POISONS[0]
+        for place in self._scratch.places if self._scratch is not None else ():
+            slots.view(place)[:] = POISONS[0]
 
 
 def calls_for(plan: Plan, seconds_per_call: float, overhead: float) -> int:
@@ -206,7 +262,7 @@ def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_abo
     found: list[float] = []
     for i in range(plan.batches):
         count = jittered(calls, lucky)
-        batch = stopwatch.quiet_batch(count, lucky.randrange(DRAWS))
+        batch = stopwatch.quiet_batch(count, lucky.randrange(DRAWS), keep=i in verified)
         if isinstance(batch, Failure):
             return batch
         found.append(max(batch.seconds - overhead, 0.0) / count)
@@ -216,5 +272,7 @@ def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_abo
             if not verified & set(range(i + 1)) and (failure := stopwatch.verify(expected)) is not None:
                 return failure
             break
+    if (failure := stopwatch.background()) is not None:
+        return failure
     summary = Summary.of(found)
     return Timing(summary.median, summary.spread, summary.count, calls)

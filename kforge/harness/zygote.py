@@ -21,7 +21,7 @@ from kforge.core.image import Image
 from kforge.core.trial import Failure, FailureClass
 from kforge.harness.binaries import clock, runner
 from kforge.harness.control import FAULT_EXIT, LOAD_EXIT, SURVIVED_EXIT, ControlPage, Fault, SharedMemory, State
-from kforge.harness.slots import SlotFile
+from kforge.harness.slots import STACK_BYTES, SlotFile
 
 _REPLY_SECONDS = 60.0
 _DEATH_SECONDS = 10.0
@@ -141,7 +141,7 @@ class Zygote:
         blob = SharedMemory("kforge-image", len(data := image.blob()))
         try:
             blob.map[:] = data
-            words = [int(_Verb.SPAWN), len(cpus), cpu_seconds, needed, len(slots.slots)]
+            words = [int(_Verb.SPAWN), len(cpus), cpu_seconds, needed, slots.stacks_offset, len(slots.slots)]
             for slot in slots.slots:
                 words += [slot.address_offset, slot.file_offset, slot.size, int(slot.writable)]
             self._send([*words, *cpus], [control.fd, slots.memory.fd, blob.fd])
@@ -220,6 +220,14 @@ class Zygote:
             self._note(words)
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Seconds that a child's threads ran, and seconds that they and this one waited for a processor."""
+
+    ran: float
+    waited: float
+
+
 class Child:
     """A candidate's process. ``call`` runs the command that stands in ``page``."""
 
@@ -231,12 +239,14 @@ class Child:
         self._address = ctypes.addressof(self.page)
         self._buried = False
         self._posted = 0
-        self._schedstats: list[str] = []
+        self._schedstats: list[int] = []  # open files: of each thread, then of this one
 
     def wait_ready(self, seconds: float = 20.0) -> Failure | None:
         if clock().kf_harness_wait_start(self._address, int(seconds * 1e9)) == State.READY:
-            self._schedstats = [f"/proc/{self.pid}/task/{t}/schedstat" for t in os.listdir(f"/proc/{self.pid}/task")]
-            self._schedstats.append("/proc/thread-self/schedstat")  # a parent that wakes up late reads its clock late
+            tasks = f"/proc/{self.pid}/task"
+            # This thread's too: a parent that wakes up late reads its clock late.
+            for task in [*(f"{tasks}/{task}" for task in os.listdir(tasks)), "/proc/thread-self"]:
+                self._schedstats.append(os.open(f"{task}/schedstat", os.O_RDONLY))
             return None
         status = self._zygote.death_status(self.pid)
         self._buried = True
@@ -262,13 +272,15 @@ class Child:
         # Killed although it is said to be dead: a candidate that forges that would go on disturbing the others.
         return self._death(self._zygote.death_status(self.pid))
 
-    def waited_seconds(self) -> float:
-        """How long the child's threads and this one have waited for a processor in all, as the kernel counts."""
-        waited = 0
+    def usage(self) -> Usage:
+        """What the child's threads have had of the processors in all, as the kernel counts."""
+        ran = waited = 0
         for file in self._schedstats:
-            with contextlib.suppress(OSError), open(file, encoding="ascii") as text:
-                waited += int(text.read().split()[1])
-        return waited * 1e-9
+            with contextlib.suppress(OSError):  # it has died
+                fields = os.pread(file, 64, 0).split()
+                ran += int(fields[0]) if file != self._schedstats[-1] else 0
+                waited += int(fields[1])
+        return Usage(ran * 1e-9, waited * 1e-9)
 
     def _death(self, status: int | None) -> Failure:
         if status is not None and os.WIFSIGNALED(status):
@@ -287,6 +299,9 @@ class Child:
             return Failure(FailureClass.INPUT_MODIFIED, "the kernel wrote to an input", at)
         if self.page.fault == Fault.GUARD:
             return Failure(FailureClass.FENCE, "the kernel left its tensors: it touched a guard page", at)
+        if self.page.fault == Fault.STACK:
+            reason = f"the kernel needs more stack than the {STACK_BYTES >> 10} KiB that it has"
+            return Failure(FailureClass.CRASH, reason, at)
         return Failure(FailureClass.CRASH, f"the kernel crashed with {name}", at)
 
     def close(self) -> None:
@@ -294,6 +309,9 @@ class Child:
             with contextlib.suppress(HarnessError):  # the runner has gone, and took the child with it
                 self._zygote.death_status(self.pid)
             self._buried = True
+        for file in self._schedstats:
+            os.close(file)
+        self._schedstats.clear()
         del self.page
         self._control.close()
 

@@ -30,11 +30,11 @@ def audited(harness: Harness, of: Candidate, against: Candidate) -> AuditSample 
 def test_the_audit_sees_what_a_call_saves(harness: Harness) -> None:
     sample = audited(harness, candidate(), repeated("4"))
     assert isinstance(sample, AuditSample), sample
-    assert agree([Claim(sample.seconds, 1)], [sample]).agreement is Agreement.CONFIRMED
+    assert agree([Claim(sample.seconds, 2 * sample.seconds, 1)], [sample]).agreement is Agreement.CONFIRMED
     assert sample.verified >= 4
     slower = audited(harness, repeated("4"), candidate())
     assert isinstance(slower, AuditSample), slower
-    assert agree([Claim(sample.seconds, 1)], [slower]).agreement is Agreement.REFUTED
+    assert agree([Claim(sample.seconds, 2 * sample.seconds, 1)], [slower]).agreement is Agreement.REFUTED
 
 
 def test_an_accepted_verdict_carries_its_audit(harness: Harness) -> None:

@@ -4,6 +4,9 @@
  * team with the same kf_launch but for `thread`, and the kernel takes its slice.  It owns no threads, calls no library
  * and keeps no state between calls.
  *
+ * A thread has 60 KiB of stack; what needs more takes scratch.  Registers but those of the arguments, the stack below the
+ * call and scratch hold nothing that an earlier call has left: they may be wiped at any time between two calls.
+ *
  * tensors, axes and scalars follow the order in which the operator declares them (kforge/operators).  Strides are in
  * elements.  Axes are read again at every call.  Static axes (head_dim, K, N, ...) are compiled in.
  */
