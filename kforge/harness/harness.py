@@ -27,15 +27,16 @@ from kforge.core.workload import Workload
 from kforge.harness.audit import AUDIT_ZYGOTES, AuditSample, audit, joined_audits
 from kforge.harness.cases import Answers, plan_cases
 from kforge.harness.check import CheckResult, check
-from kforge.harness.judge import LEAST_ZYGOTES, Rules, floor_of
+from kforge.harness.judge import Rules
 from kforge.harness.judging import Judging, Question
-from kforge.harness.pairs import Contestant, ContestantFailure, PairedSample, compare
+from kforge.harness.pairs import MOST_PAIRS, Contestant, ContestantFailure, PairedSample, compare
 from kforge.harness.process import Process
 from kforge.harness.proof import Provenance, proven, require
 from kforge.harness.session import Session, TimedInputs
 from kforge.harness.timing import PAIRS, SEARCH, Plan, Stopwatch, time_candidate
 from kforge.harness.zygote import HarnessError
 from kforge.operators import get
+from kforge.targets.noise import noise_of
 from kforge.targets.roofline import fresh_limit, time_limit
 
 _OPEN_WORKLOADS = 4  # zygotes and inputs kept ready; a tuner works on one workload at a time, in a few shapes
@@ -127,7 +128,7 @@ class Harness:
         finally:
             process.close()
 
-    def compare(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, pairs: int = 30,
+    def compare(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, pairs: int = MOST_PAIRS,
                 zygotes: int = 1, first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:
         """Interleaved pairs of both at one workload; see ``kforge.harness.pairs``."""
         sides = self._contestants(candidate, incumbent)
@@ -136,20 +137,15 @@ class Harness:
         return compare(sides.candidate, sides.incumbent, self._timed_inputs(workload), self._cpus, pairs=pairs,
                        zygotes=zygotes, first_zygote=first_zygote, plan=plan)
 
-    def measure_floor(self, kernel: Candidate, workload: Workload, *, pairs: int = 30,
-                      zygotes: int = LEAST_ZYGOTES, plan: Plan = PAIRS) -> float | ContestantFailure:
-        """The A/A floor at a workload: how large a gain a kernel can seem to have over itself, as a ratio minus one."""
-        sample = self.compare(kernel, kernel, workload, pairs=pairs, zygotes=zygotes, plan=plan)
-        return sample if isinstance(sample, ContestantFailure) else floor_of(sample)
-
     def judge(self, candidate: Candidate, incumbent: Candidate, workloads: Sequence[Workload], *,
-              rules: Rules | None = None, pairs: int = 30, plan: Plan = PAIRS) -> Verdict:
+              rules: Rules | None = None, pairs: int = MOST_PAIRS, plan: Plan = PAIRS) -> Verdict:
         """Verdict over the shapes of a bucket, in as many looks as it takes and ``rules`` allow.
 
         A shape weighs by its count times the incumbent's time. What would be accepted is audited, and accepted only
         when the audit agrees (``kforge.harness.judging``).
         """
-        return Judging(self, Question(candidate, incumbent, workloads, rules or Rules(), pairs, plan)).verdict()
+        rules = rules or Rules(noise=noise_of(self.target, self.threads))
+        return Judging(self, Question(candidate, incumbent, workloads, rules, pairs, plan)).verdict()
 
     def audit(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, seconds: float,
               zygotes: int = AUDIT_ZYGOTES, first_zygote: int = 0,

@@ -1,8 +1,12 @@
 """The judge: from paired timings to a verdict. Pure statistics, no clock, no process.
 
-Single pairs have heavy tails, and pairs of one zygote share its luck with memory. So each zygote is summarised by a
-robust location of its log ratios (Hodges-Lehmann), and confidence comes from the scatter of those summaries over fresh
-zygotes (Student's t, whose tails pay for their small number). Correlation inside a zygote then needs no model.
+Single pairs have heavy tails, and pairs of one zygote share its luck with memory and with the minute. So each zygote is
+summarised by a robust location of its log ratios (Hodges-Lehmann), and confidence comes from the scatter of those
+summaries over fresh zygotes (Student's t, whose tails pay for their small number). Correlation inside a zygote then
+needs no model. Every pair counts: an outlier moves a robust location little, while leaving it out is a choice.
+
+What the machine adds to that is measured (``kforge judge calibrate``): how far a kernel can seem to be from itself, how
+much wider than Student's t bounds must be, and how much scatter has been seen, beyond which the judge abstains.
 """
 
 from __future__ import annotations
@@ -16,33 +20,33 @@ import numpy as np
 from kforge.core.trial import Decision, RejectReason, Verdict
 from kforge.harness.pairs import PairedSample
 from kforge.harness.quantiles import student_t_quantile
+from kforge.targets.noise import UNCALIBRATED, Noise, NoiseClass
 
 LEAST_GAIN = 0.01
-LEAST_ZYGOTES = 5
+LEAST_ZYGOTES = 6
 _ROOFLINE_SLACK = 0.95  # a limit is a measurement too
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How sure to be. ``error`` is the chance of a false acceptance over all ``finalists`` and all ``looks`` together.
+    """How sure to be. ``error`` is the chance of a false acceptance over all ``finalists`` and all ``looks`` together;
+    ``miss`` the chance, at one look, of refusing a gain of exactly ``margin``, which costs a gain and no truth.
 
     ``looks``: at how many zygotes a comparison is looked at; set beforehand, since each look is another chance to err.
+    ``noise``: what this machine adds: a floor under gains that count, a factor on the width of all bounds, and the
+    scatter of zygotes beyond which nothing is accepted. The default is that of a machine that was never calibrated.
     """
 
-    error: float = 0.05
+    error: float = 0.01
     finalists: int = 1
-    looks: tuple[int, ...] = (LEAST_ZYGOTES, 8, 12)
-    floor: float = 0.0  # the machine's A/A floor, as a ratio minus one
+    looks: tuple[int, ...] = (LEAST_ZYGOTES, 12, 24)
+    miss: float = 0.05
+    noise: Noise = UNCALIBRATED
 
     @property
     def alpha(self) -> float:
         """Error rate of one look at one finalist (Bonferroni)."""
         return self.error / (self.finalists * len(self.looks))
-
-    @property
-    def margin(self) -> float:
-        """Least gain that counts, and largest loss at a shape that does not: as a ratio minus one."""
-        return max(LEAST_GAIN, self.floor)
 
 
 @dataclass(frozen=True)
@@ -76,26 +80,32 @@ def walsh_averages(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def zygote_locations(sample: PairedSample) -> np.ndarray:
-    """One robust location per zygote, in the order of their numbers."""
+    """One robust location per zygote, in the order of their numbers.
+
+    Two pairs in a row are in opposite order (ABBA or BAAB), so their mean is free of what coming second is worth.
+    """
     logs, zygotes = np.asarray(sample.log_ratios), np.asarray(sample.zygotes)
-    return np.array([hodges_lehmann(logs[zygotes == z].tolist()) for z in np.unique(zygotes)])
+    return np.array([hodges_lehmann(_both_orders(logs[zygotes == z])) for z in np.unique(zygotes)])
 
 
-def interval(locations: np.ndarray, alpha: float) -> Interval:
+def _both_orders(logs: np.ndarray) -> list[float]:
+    even = len(logs) // 2 * 2
+    return [*logs[:even].reshape(-1, 2).mean(axis=1).tolist(), *logs[even:].tolist()]
+
+
+def scatter_of(locations: np.ndarray) -> float:
+    """Standard deviation of zygotes' locations; infinite for fewer than two."""
+    return float(locations.std(ddof=1)) if len(locations) > 1 else math.inf
+
+
+def interval(locations: np.ndarray, alpha: float, stretch: float = 1.0) -> Interval:
     """Bounds of the mean of independent locations; infinite for fewer than two."""
     middle = float(locations.mean())
     if len(locations) < 2:
         return Interval(middle, -math.inf, math.inf)
-    half = (
-        student_t_quantile(1.0 - alpha, len(locations) - 1) * float(locations.std(ddof=1)) / math.sqrt(len(locations))
-    )
+    error = stretch * scatter_of(locations) / math.sqrt(len(locations))
+    half = student_t_quantile(1.0 - alpha, len(locations) - 1) * error
     return Interval(middle, middle - half, middle + half)
-
-
-def floor_of(sample: PairedSample) -> float:
-    """A/A floor from a kernel compared with itself: the 95 % upper bound of the apparent gain, as a ratio minus one."""
-    found = interval(zygote_locations(sample), 0.025)
-    return math.expm1(max(abs(found.lower), abs(found.upper)))
 
 
 def decide(candidate: str, incumbent: str, shapes: Sequence[ShapeSample], rules: Rules) -> Verdict:
@@ -108,32 +118,59 @@ def decide(candidate: str, incumbent: str, shapes: Sequence[ShapeSample], rules:
     weights = np.array([shape.weight for shape in shapes])
     weights = weights / weights.sum()
     # Zygote k of one shape has nothing to do with zygote k of another, so their weighted sums are independent over k.
-    whole = interval(sum(w * found[:zygotes] for w, found in zip(weights, locations, strict=True)), rules.alpha)
-    each = [interval(found, rules.alpha) for found in locations]
-    reason, decision = _decide(whole, each, shapes, rules, last=zygotes >= rules.looks[-1])
+    sums = sum(w * found[:zygotes] for w, found in zip(weights, locations, strict=True))
+    noises = [rules.noise.at(shape.sample.incumbent_seconds) for shape in shapes]
+    stretch, floor = max(n.stretch for n in noises), max(n.floor for n in noises)
+    evidence = _Evidence(
+        interval(sums, rules.alpha, stretch),
+        interval(sums, rules.miss, stretch).upper,
+        [interval(found, rules.alpha, stretch) for found in locations],
+        math.log1p(max(LEAST_GAIN, floor)),
+        _wild(locations, noises),
+        any(s.sample.seconds < _ROOFLINE_SLACK * s.limit_seconds for s in shapes),
+        zygotes >= rules.looks[-1],
+    )
+    reason, decision = _decide(evidence)
+    whole, each = evidence.whole, evidence.each
     per_shape = tuple((shape.sample.workload, math.expm1(i.location)) for shape, i in zip(shapes, each, strict=True))
     verdict = Verdict(
         decision, candidate, incumbent, math.expm1(whole.location), _ratio(whole.lower), _ratio(whole.upper),
-        sum(len(shape.sample.log_ratios) for shape in shapes), sum(len(found) for found in locations), rules.floor,
+        sum(len(shape.sample.log_ratios) for shape in shapes), sum(len(found) for found in locations), floor,
         reason, per_shape,
     )
     return _told(verdict)
 
 
-def _decide(whole: Interval, each: Sequence[Interval], shapes: Sequence[ShapeSample], rules: Rules,
-            last: bool) -> tuple[RejectReason | None, Decision]:
-    margin = math.log1p(rules.margin)
-    if any(s.sample.seconds < _ROOFLINE_SLACK * s.limit_seconds for s in shapes):
+@dataclass(frozen=True)
+class _Evidence:
+    whole: Interval
+    hopeful: float  # upper bound of the whole at the looser error rate of refusals
+    each: Sequence[Interval]
+    margin: float  # log of the least gain that counts, and of the largest loss at a shape that does not
+    wild: bool  # zygotes scatter by more than was ever calibrated
+    impossible: bool  # faster than the hardware
+    last: bool
+
+
+def _wild(locations: Sequence[np.ndarray], noises: Sequence[NoiseClass]) -> bool:
+    return any(scatter_of(found) > noise.scatter_limit for found, noise in zip(locations, noises, strict=True))
+
+
+def _decide(seen: _Evidence) -> tuple[RejectReason | None, Decision]:
+    whole, margin = seen.whole, seen.margin
+    if seen.impossible:
         return RejectReason.ABOVE_ROOFLINE, Decision.UNDECIDED
+    if seen.wild:
+        return RejectReason.TOO_NOISY, Decision.UNDECIDED
     if whole.upper < 0:
         return RejectReason.SLOWER, Decision.REJECTED
-    if whole.upper < margin:
+    if seen.hopeful < margin:
         return RejectReason.GAIN_TOO_SMALL, Decision.REJECTED
-    if any(i.upper < -margin for i in each):
+    if any(i.upper < -margin for i in seen.each):
         return RejectReason.SHAPE_REGRESSION, Decision.REJECTED
-    if whole.lower > 0 and whole.location >= margin and all(i.lower > -margin for i in each):
+    if whole.lower > 0 and whole.location >= margin and all(i.lower > -margin for i in seen.each):
         return None, Decision.ACCEPTED
-    if not last:
+    if not seen.last:
         return RejectReason.NOT_SIGNIFICANT, Decision.UNDECIDED
     if whole.upper - whole.lower > 2 * margin:
         return RejectReason.TOO_NOISY, Decision.UNDECIDED

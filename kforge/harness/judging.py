@@ -122,7 +122,7 @@ class Judging:
 
     def _failed(self, failed: ContestantFailure) -> Verdict:
         q = self._question
-        return failed_verdict(q.candidate.hash, q.incumbent.hash, failed, q.rules)
+        return failed_verdict(q.candidate.hash, q.incumbent.hash, failed)
 
 
 def after_audit(verdict: Verdict, found: Audited, above_limit: bool) -> Verdict:
@@ -143,9 +143,9 @@ def after_audit(verdict: Verdict, found: Audited, above_limit: bool) -> Verdict:
     return replace(verdict, decision=Decision.UNDECIDED, reason=RejectReason.TOO_NOISY, audit=audit, text=text)
 
 
-def failed_verdict(candidate: str, incumbent: str, failed: ContestantFailure, rules: Rules) -> Verdict:
+def failed_verdict(candidate: str, incumbent: str, failed: ContestantFailure) -> Verdict:
     """A candidate that fails while it is timed is rejected; without its incumbent nothing can be said of it."""
     mine = failed.hash == candidate
     text = f"the {'candidate' if mine else 'incumbent'} failed: {failed.failure.reason}"
     decision = Decision.REJECTED if mine else Decision.UNDECIDED
-    return Verdict(decision, candidate, incumbent, 0.0, 0.0, 0.0, 0, 0, rules.floor, RejectReason.FAILED, (), text)
+    return Verdict(decision, candidate, incumbent, 0.0, 0.0, 0.0, 0, 0, 0.0, RejectReason.FAILED, (), text)

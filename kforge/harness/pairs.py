@@ -1,7 +1,9 @@
 """Candidate and incumbent in two forks of one zygote, taking turns: the only timings that decide anything.
 
 Both read the same physical input pages at the same addresses on the same pinned cores, and write to the same output
-pages; while one runs the other sleeps. The order alternates (ABBA), so that a drift of the machine cancels.
+pages; while one runs the other sleeps. The order alternates (ABBA or BAAB, by lot), so that a drift of the machine
+cancels. Batches are short: a shared machine's noise is slow, so that two batches of 2 ms side by side differ no more
+than two of 15 ms, and there are more of them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from kforge.harness.expected import Expected
 from kforge.harness.session import DRAWS, Session, TimedInputs
 from kforge.harness.timing import PAIRS, Plan, Stopwatch, calls_for, estimate, jittered
 
-_LEAST_QUIET = 5
+MOST_PAIRS = 64  # per zygote
+_ZYGOTE_SECONDS = 0.12  # of pairs in one zygote; making it costs about a third of that
 _VERIFIED_SHARE = 0.15  # of the pairs, picked at random: outputs of both sides are held against what is right
 
 
@@ -38,7 +41,7 @@ class PairedSample:
 
     ``log_ratios``: log(incumbent's seconds / candidate's) per pair, so that positive means that the candidate is
     faster. ``zygotes``: which zygote each pair is from. ``overheads``: median hand-over per zygote, as a share of a
-    batch. ``disturbed``: share of a zygote's batches that other processes disturbed, however often they were repeated.
+    batch. ``disturbed``: share of a zygote's batches in which a thread waited for a processor: they count too.
     ``seconds``: median seconds of a candidate's call; ``incumbent_seconds`` of an incumbent's.
     """
 
@@ -59,9 +62,11 @@ class ContestantFailure:
     failure: Failure
 
 
-def compare(candidate: Contestant, incumbent: Contestant, timed: TimedInputs, cpus: Sequence[int], *, pairs: int = 30,
-            zygotes: int = 1, first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:
-    """Up to ``pairs`` pairs in each of ``zygotes`` fresh zygotes, numbered from ``first_zygote`` on.
+def compare(candidate: Contestant, incumbent: Contestant, timed: TimedInputs, cpus: Sequence[int], *,
+            pairs: int = MOST_PAIRS, zygotes: int = 1, first_zygote: int = 0,
+            plan: Plan = PAIRS) -> PairedSample | ContestantFailure:
+    """At most ``pairs`` pairs, and about a tenth of a second of them, in each of ``zygotes`` fresh zygotes, numbered
+    from ``first_zygote`` on.
 
     Which side is forked first alternates from zygote to zygote.
     """
@@ -90,7 +95,7 @@ def compare(candidate: Contestant, incumbent: Contestant, timed: TimedInputs, cp
         logs += [math.log(y / x) for x, y in zip(sides[True].seconds, sides[False].seconds, strict=True)]
         where += [zygote] * len(sides[True].seconds)
         shares.append(result.overhead)
-        disturbed.append(result.disturbed)
+        disturbed.append(result.waited)
         mine += sides[True].seconds
         theirs += sides[False].seconds
     medians = statistics.median(mine), statistics.median(theirs)
@@ -111,11 +116,11 @@ class _Side:
 @dataclass(frozen=True)
 class _Noise:
     overhead: float  # hand-over as a share of a batch
-    disturbed: float  # share of batches in which the threads had to wait for a processor
+    waited: float  # share of the batches in which the threads had to wait for a processor
 
 
 def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> _Noise | ContestantFailure:
-    """Fills both sides' ``seconds``; of disturbed pairs only when there are hardly any others."""
+    """Fills both sides' ``seconds``. Every pair counts, whatever disturbed it: leaving some out is a choice too."""
     rough: list[float] = []
     overheads: list[float] = []
     for side in (a, b):
@@ -130,34 +135,38 @@ def _alternate(a: _Side, b: _Side, pairs: int, plan: Plan) -> _Noise | Contestan
         overheads.append(overhead)
         rough.append(seconds)
     overhead = min(overheads)
-    # The same number of calls for both, so that both walk the same copies of the weights.
     calls = calls_for(plan, min(rough), overhead)
     lucky = random.SystemRandom()
-    disturbed = 0
-    quiet: list[bool] = []
-    least = max(1, min(calls, round(plan.least_seconds / min(rough))))
+    waited = 0
+    position = 0
+    order = (a, b)
+    pairs = min(pairs, pairs_for(calls * sum(rough)))
+    verified = {pair for pair in range(pairs) if lucky.random() < _VERIFIED_SHARE} or {lucky.randrange(pairs)}
     for pair in range(pairs):
-        was = disturbed
-        verified = lucky.random() < _VERIFIED_SHARE or pair == pairs - 1
         count, draw = jittered(calls, lucky), lucky.randrange(DRAWS)
-        for side in (a, b) if pair % 2 == 0 else (b, a):
-            batch = side.stopwatch.quiet_batch(count, draw, keep=verified)
+        # ABBA or BAAB by lot: neither a drift nor a rhythm of the machine, nor what a batch leaves behind, has a side.
+        order = (order[1], order[0]) if pair % 2 or lucky.random() < 0.5 else order
+        for side in order:
+            # One walk through the copies of the weights for both: a side that read the copies that the other has just
+            # read would find some of them in the cache.
+            side.stopwatch.position = position
+            batch = side.stopwatch.watched_batch(count, draw, keep=pair in verified)
             if isinstance(batch, Failure):
                 return side.failed(batch)
-            disturbed += batch.disturbed
+            position = side.stopwatch.position
+            waited += batch.disturbed
             side.seconds.append(max(batch.seconds - overhead, 1e-9) / count)
-            if verified and (failure := side.stopwatch.verify(side.expected)) is not None:
+            if pair in verified and (failure := side.stopwatch.verify(side.expected)) is not None:
                 return side.failed(failure)
-        quiet.append(disturbed == was)
-        if not quiet[-1]:
-            calls = max(calls // 2, least)
     for side in (a, b):
         if (failure := side.stopwatch.background()) is not None:
             return side.failed(failure)
-    if sum(quiet) >= max(_LEAST_QUIET, pairs // 4):
-        for side in (a, b):
-            side.seconds[:] = [seconds for seconds, kept in zip(side.seconds, quiet, strict=True) if kept]
-    return _Noise(overhead / (calls * min(rough)), disturbed / (2 * pairs))
+    return _Noise(overhead / (calls * min(rough)), waited / (2 * pairs))
+
+
+def pairs_for(seconds: float) -> int:
+    """How many pairs of ``seconds`` each a zygote is worth: an even number, for the order to cancel."""
+    return max(2, 2 * math.ceil(_ZYGOTE_SECONDS / (2 * max(seconds, 1e-6))))
 
 
 def joined(a: PairedSample, b: PairedSample) -> PairedSample:

@@ -56,6 +56,11 @@ def proportion_upper(successes: int, trials: int, confidence: float = 0.95) -> f
     return _bisect(lambda x: incomplete_beta(successes + 1, trials - successes, x), confidence, 0.0, 1.0)
 
 
+def proportion_lower(successes: int, trials: int, confidence: float = 0.95) -> float:
+    """One-sided lower confidence bound of a proportion (Clopper and Pearson 1934)."""
+    return 1.0 - proportion_upper(trials - successes, trials, confidence)
+
+
 def _bisect(increasing: Callable[[float], float], target: float, low: float, high: float) -> float:
     for _ in range(100):
         middle = (low + high) / 2

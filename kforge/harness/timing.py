@@ -32,11 +32,10 @@ class Plan:
     batch_seconds: float
     batches: int
     handovers: int
-    least_seconds: float = 0.002  # what batches shrink to while others disturb them: a scheduler's slice is not longer
 
 
 SEARCH = Plan(batch_seconds=0.004, batches=5, handovers=60)
-PAIRS = Plan(batch_seconds=0.020, batches=30, handovers=200)
+PAIRS = Plan(batch_seconds=0.002, batches=30, handovers=40)
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,27 @@ class Stopwatch:
             self._slowest = max(self._slowest, seconds / calls)
         return seconds
 
+    @property
+    def position(self) -> int:
+        """Number of the next call, which says which copies it reads."""
+        return self._first
+
+    @position.setter
+    def position(self, number: int) -> None:
+        self._first = number
+
+    def watched_batch(self, calls: int, draw: int = 0, keep: bool = False) -> QuietBatch | Failure:
+        """A batch, and how long its threads waited for a processor."""
+        if (busy := self.background()) is not None:
+            return busy
+        before = self._process.child.usage()
+        seconds = self.batch(calls, draw, keep)
+        if isinstance(seconds, Failure):
+            return seconds
+        after = self._process.child.usage()
+        self._idle = _Since(after.ran, time.monotonic())
+        return QuietBatch(seconds, (after.waited - before.waited) / seconds)
+
     def quiet_batch(self, calls: int, draw: int = 0, keep: bool = False) -> QuietBatch | Failure:
         """A batch in which nobody else had the processor; after a few tries the least disturbed of them.
 
@@ -123,15 +143,10 @@ class Stopwatch:
         """
         tried: list[QuietBatch] = []
         while not tried or (tried[-1].disturbed and len(tried) < _TRIES):
-            if (busy := self.background()) is not None:
-                return busy
-            before = self._process.child.usage()
-            seconds = self.batch(calls, draw, keep)
-            if isinstance(seconds, Failure):
-                return seconds
-            after = self._process.child.usage()
-            self._idle = _Since(after.ran, time.monotonic())
-            tried.append(QuietBatch(seconds, (after.waited - before.waited) / seconds))
+            batch = self.watched_batch(calls, draw, keep)
+            if isinstance(batch, Failure):
+                return batch
+            tried.append(batch)
         return min(tried, key=lambda batch: batch.waited_share)
 
     def background(self) -> Failure | None:

@@ -14,7 +14,7 @@ from kforge.core.target import Peak, Target
 from kforge.core.trial import Artifact, Candidate, CompilerReport, Decision, Failure, NumericsClass, Trial, Verdict
 from kforge.core.workload import Workload
 from kforge.harness import Harness
-from kforge.harness.judge import Rules, interval, zygote_locations
+from kforge.harness.judge import interval, zygote_locations
 from kforge.harness.pairs import ContestantFailure
 from kforge.operators import get
 from kforge.operators.base import Cost
@@ -22,7 +22,7 @@ from kforge.registry.database import Registry
 from kforge.targets.probe import BandwidthProbe
 from kforge.targets.roofline import Limit, time_limit
 from kforge.tuner.contenders import Incumbent
-from kforge.tuner.finals import JUDGE_PAIRS, bucket_shapes
+from kforge.tuner.finals import bucket_shapes
 from kforge.tuner.winners import Seconds, record_of
 
 _PAIRS, _ZYGOTES = 8, 5
@@ -145,9 +145,7 @@ def submit(
     at = bucket_workload(workload)
     run = f"hand-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}-{candidate.hash[:8]}"
     with registry.tuning_lock():
-        floor = harness.measure_floor(serving.candidate, at, pairs=JUDGE_PAIRS)
-        rules = Rules(floor=floor if isinstance(floor, float) else 0.0)  # a failing incumbent: the judge meets it too
-        verdict = harness.judge(candidate, serving.candidate, bucket_shapes(at), rules=rules, pairs=JUDGE_PAIRS)
+        verdict = harness.judge(candidate, serving.candidate, bucket_shapes(at))
         number = None
         if verdict.decision is Decision.ACCEPTED:
             number = _store(candidate, at, serving, verdict, harness, registry, target, run)

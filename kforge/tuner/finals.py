@@ -16,6 +16,7 @@ from kforge.harness.judge import Rules
 from kforge.registry.ask import ask
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
+from kforge.targets.noise import noise_of
 from kforge.tuner.journal import Event, RunFolder, verdict_from_json
 from kforge.tuner.plan import Bucket
 from kforge.tuner.points import Point, Space
@@ -23,7 +24,6 @@ from kforge.tuner.search import TaskSearch
 from kforge.tuner.winners import Seconds, record_of
 
 FINALISTS = 2
-JUDGE_PAIRS = 10  # per zygote, of which there are at least five
 WORTH_JUDGING = 0.99  # a finalist must look at least 1 % faster than the incumbent in the search's own timing
 
 
@@ -39,7 +39,7 @@ class Finals:
     def __init__(self, folder: RunFolder, registry: Registry, harness: Harness, target: Target, snapshot: Snapshot):
         self._folder, self._registry, self._harness = folder, registry, harness
         self._target, self._snapshot = target, snapshot
-        self._floors: dict[str, float] = {}
+        self._noise = noise_of(target, harness.threads)
 
     def incumbent(self, space: Space, bucket: Bucket, rows: int) -> Incumbent:
         workload = space.task.workload(bucket, rows)
@@ -125,10 +125,8 @@ class Finals:
                 incumbent.candidate.hash,
             ):
                 return verdict_from_json(data["verdict"])
-        rules = Rules(finalists=finalists, floor=self._floor(incumbent.candidate, workload))
-        verdict = self._harness.judge(
-            candidate, incumbent.candidate, bucket_shapes(workload), rules=rules, pairs=JUDGE_PAIRS
-        )
+        rules = Rules(finalists=finalists, noise=self._noise)
+        verdict = self._harness.judge(candidate, incumbent.candidate, bucket_shapes(workload), rules=rules)
         self._folder.write(
             Event.VERDICT,
             {
@@ -140,14 +138,6 @@ class Finals:
             },
         )
         return verdict
-
-    def _floor(self, incumbent: Candidate, workload: Workload) -> float:
-        """How much the incumbent can seem to gain over itself here and now, measured once per bucket."""
-        if workload.key not in self._floors:
-            found = self._harness.measure_floor(incumbent, workload, pairs=JUDGE_PAIRS)
-            # An incumbent that fails has no floor; the judge meets the same failure and says so.
-            self._floors[workload.key] = found if isinstance(found, float) else 0.0
-        return self._floors[workload.key]
 
     def _store(
         self, space: Space, candidate: Candidate, verdict: Verdict, incumbent: Incumbent, bucket: Bucket, rows: int

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from kforge.core.trial import Candidate, NumericsClass
 from kforge.core.workload import Problem, Workload
+from kforge.targets.noise import Noise, NoiseClass
 
 PROBLEM = Problem.of("linear", K=256, N=192, weight="f32", act="f32", epilogue="none", bias=0, rows=16)
 WORKLOAD = Workload.of(PROBLEM, M=4)
+# What a machine that runs tests beside others may do to a comparison: effects in tests are large, and still show.
+BUSY = Noise(1, (NoiseClass(math.inf, 0.1, 1.0, math.inf),))
 
 # As plain as the order specification: K in blocks of 128, each a chain of fused multiply-adds.
 RIGHT = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness_kernels import RIGHT, WORKLOAD, candidate
+from harness_kernels import BUSY, RIGHT, WORKLOAD, candidate
 
 from kforge.core.trial import Candidate, Decision
 from kforge.harness import Harness
@@ -13,7 +13,7 @@ from kforge.harness.pairs import ContestantFailure
 from kforge.harness.timing import Plan
 
 QUICK = Plan(batch_seconds=0.004, batches=5, handovers=20)
-RULES = Rules(looks=(5, 8))
+RULES = Rules(looks=(5, 8), noise=BUSY)
 
 
 def repeated(times: str) -> Candidate:
