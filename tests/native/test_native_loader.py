@@ -21,11 +21,12 @@ DATA = Segment(8192, b"\0" * 32, 5000, False)
 GOOD = Image(4096, -1, (CODE, DATA), (Relocation(8192, 4096),))
 
 
-def permissions(kernel: Kernel) -> list[str]:
+def permissions(kernel: Kernel, around: int = 0) -> list[str]:
+    """Of the mappings that the image lies in, and of ``around`` bytes on each side."""
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     spans = [(range(*(int(x, 16) for x in line[0].split("-"))), line[1]) for line in lines]
-    return [mode for span, mode in spans if span.start < kernel.address_range.stop
-            and span.stop > kernel.address_range.start]
+    return [mode for span, mode in spans if span.start < kernel.address_range.stop + around
+            and span.stop > kernel.address_range.start - around]
 
 
 def test_relocated_constants_work():
@@ -48,6 +49,11 @@ def test_nothing_is_writable_and_code_is_the_only_executable(body):
 
 def test_gaps_are_inaccessible():
     assert [mode[:3] for mode in permissions(Kernel(GOOD))] == ["---", "r-x", "r--"]
+
+
+def test_the_pages_beside_an_image_are_inaccessible():
+    modes = permissions(Kernel(GOOD), around=4096)
+    assert modes[0].startswith("---") and modes[-1].startswith("---")
 
 
 def test_a_dropped_kernel_is_unmapped():

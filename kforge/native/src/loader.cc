@@ -106,7 +106,7 @@ const char *parse(Reader *reader, int64_t page, Plan *plan) {
 }  // namespace
 
 LoadedKernel::~LoadedKernel() {
-  if (base_ != nullptr) munmap(base_, bytes_);
+  if (mapped_ != nullptr) munmap(mapped_, mapped_bytes_);
 }
 
 bool LoadedKernel::load(const uint8_t *blob, std::size_t bytes, std::string *error) {
@@ -118,13 +118,21 @@ bool LoadedKernel::load(const uint8_t *blob, std::size_t bytes, std::string *err
     return false;
   }
   const auto size = static_cast<std::size_t>(plan.header.memory_bytes);
-  void *mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // A page on each side stays inaccessible: what lies beside an image in the process is at a distance that its code knows.
+  const auto guard = static_cast<std::size_t>(page);
+  void *mapped = mmap(nullptr, size + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
     *error = std::string("cannot map it: ") + std::strerror(errno);
     return false;
   }
-  base_ = static_cast<uint8_t *>(mapped);
+  mapped_ = mapped;
+  mapped_bytes_ = size + 2 * guard;
+  base_ = static_cast<uint8_t *>(mapped) + guard;
   bytes_ = size;
+  if (mprotect(base_, size, PROT_READ | PROT_WRITE) != 0) {
+    *error = std::string("cannot make it writable: ") + std::strerror(errno);
+    return false;
+  }
   for (const Segment &s : plan.segments) reader.read(base_ + s.address, static_cast<std::size_t>(s.data_bytes));
   for (const Relocation &r : plan.relocations) {
     const uint64_t value = reinterpret_cast<uint64_t>(base_) + static_cast<uint64_t>(r.addend);

@@ -13,7 +13,8 @@ namespace kforge {
 using KernelEntry = void (*)(const kf_launch *);
 using ScratchEntry = int64_t (*)(const int64_t *axes, int32_t threads);
 
-// A mapped kernel. Code is r-x, constants are r--, the rest of the range is inaccessible; nothing is ever both writable
+// A mapped kernel. Code is r-x, constants are r--, the rest of the range and a page on each side are
+// inaccessible; nothing is ever both writable
 // and executable. Unmaps itself.
 class LoadedKernel {
  public:
@@ -38,6 +39,8 @@ class LoadedKernel {
   std::size_t bytes() const { return bytes_; }
 
  private:
+  void *mapped_ = nullptr; // with a guard page on each side of the image
+  std::size_t mapped_bytes_ = 0;
   uint8_t *base_ = nullptr;
   std::size_t bytes_ = 0;
   KernelEntry entry_ = nullptr;
