@@ -16,18 +16,23 @@ from kforge.operators.base import Bound, Distribution, Operator
 SPEC_OPERATIONS = 3_000_000_000  # beyond: an exact candidate is held against its bound only
 REFERENCE_OPERATIONS = 40_000_000_000  # beyond: not checked at that size
 _BUDGET_OPERATIONS = 6_000_000_000  # of all cases together; the cheapest come first
+_ALL_KINDS = 15  # rows of one call in which every distribution finds a place
+_REPEATED = 3  # cases of the cheapest shape that are repeated: one of them is strided
 _BYTE_COST = 30  # operations that drawing and packing a byte of input costs about as much as
 _CACHE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Case:
-    """``strided``: rows of the activations lie apart, as slices of a wider tensor do in the engine."""
+    """``strided``: rows of the activations lie apart, as slices of a wider tensor do in the engine. ``repeated``: run
+    again with another poison and on one thread; what these show hardly depends on the values, so not every case is.
+    """
 
     workload: Workload
     seed: int
     distribution: Distribution
     strided: bool = False
+    repeated: bool = True
 
     def __str__(self) -> str:
         axes = ",".join(f"{name}={value}" for name, value in self.workload.dynamic)
@@ -59,25 +64,38 @@ def call_seconds_allowed(operator: Operator, workload: Workload) -> float:
     return 2.0 + operations(operator, workload) / 2e7
 
 
-def plan_cases(operator: Operator, workload: Workload, seed: int) -> tuple[Case, ...]:
+def plan_cases(operator: Operator, workload: Workload, seed: int, budget: int = _BUDGET_OPERATIONS) -> tuple[Case, ...]:
     """Cheap cases first, so that a wrong candidate is found out early.
 
-    Every shape of the bucket and the workload itself once, and every distribution, each as far as the budget goes; the
-    cheapest shape always.
+    Every distribution on the cheapest shape: one after another where a call has few rows, else those that need a call
+    of their own and then rows of all kinds together. Then every other shape of the bucket, and the workload itself,
+    with a distribution that the seed chooses. Each as far as the budget of operations goes; the cheapest shape and the
+    largest always.
     """
     shapes = sorted({*operator.shapes(workload, seed), workload}, key=lambda w: (operations(operator, w), w.key))
     shapes = [s for s in shapes if operations(operator, s) <= REFERENCE_OPERATIONS] or shapes[:1]
-    distributions = list(Distribution)
-    # Every distribution on the cheapest shape; then the others, each with a distribution that the seed chooses.
-    order = [shapes[0]] * len(distributions) + shapes[1:]
+    kinds = list(Distribution)
+    first = [Distribution.NORMAL, Distribution.ONE_HOT, Distribution.MIXED, Distribution.ROWS, Distribution.ROWS]
+    if _rows(shapes[0]) < _ALL_KINDS:
+        first = [Distribution.NORMAL, Distribution.ONE_HOT, *(k for k in kinds if k not in first)]
+        first += [Distribution.MIXED, Distribution.ROWS]
+    order = [(shapes[0], kind) for kind in first]
+    order += [(shape, kinds[(i + seed) % len(kinds)]) for i, shape in enumerate(shapes[1:])]
     cases: list[Case] = []
     spent = 0
-    for i, shape in enumerate(order):
+    for i, (shape, kind) in enumerate(order):
         spent += operations(operator, shape) + _BYTE_COST * sum(spec.bytes for spec in operator.tensors(shape))
-        if cases and spent > _BUDGET_OPERATIONS and not (shape != shapes[0] and shape == shapes[-1]):
+        if cases and spent > budget and not (shape != shapes[0] and shape == shapes[-1]):
             continue
-        cases.append(Case(shape, seed + i, distributions[(i + seed) % len(distributions)], strided=i % 3 == 2))
+        repeated = i < _REPEATED or shape != shapes[0]
+        cases.append(Case(shape, seed + i, kind, strided=i % 3 == 2, repeated=repeated))
     return tuple(cases)
+
+
+def _rows(workload: Workload) -> int:
+    """Rows that have a distribution each with ``ROWS``: sequences of attention, tokens elsewhere."""
+    axes = workload.axes
+    return next(axes[name] for name in ("S", "M", "R", "T") if name in axes)
 
 
 class Answers:

@@ -17,6 +17,7 @@ from kforge.core.target import Target
 from kforge.core.trial import (
     Artifact,
     Candidate,
+    Decision,
     Failure,
     FailureClass,
     NumericsClass,
@@ -27,8 +28,9 @@ from kforge.core.workload import Workload
 from kforge.harness.audit import AUDIT_ZYGOTES, AuditSample, audit, joined_audits
 from kforge.harness.cases import Answers, plan_cases
 from kforge.harness.check import CheckResult, check
+from kforge.harness.held_out import HeldOut, check_held_out
 from kforge.harness.judge import Rules
-from kforge.harness.judging import Judging, Question
+from kforge.harness.judging import Judging, Question, failed_verdict
 from kforge.harness.pairs import MOST_PAIRS, Contestant, ContestantFailure, PairedSample, compare
 from kforge.harness.process import Process
 from kforge.harness.proof import Provenance, proven, require
@@ -142,10 +144,41 @@ class Harness:
         """Verdict over the shapes of a bucket, in as many looks as it takes and ``rules`` allow.
 
         A shape weighs by its count times the incumbent's time. What would be accepted is audited, and accepted only
-        when the audit agrees (``kforge.harness.judging``).
+        when the audit agrees (``kforge.harness.judging``) and the held-out check passes.
         """
         rules = rules or Rules(noise=noise_of(self.target, self.threads))
-        return Judging(self, Question(candidate, incumbent, workloads, rules, pairs, plan)).verdict()
+        verdict = Judging(self, Question(candidate, incumbent, workloads, rules, pairs, plan)).verdict()
+        if verdict.decision is Decision.ACCEPTED:
+            found = self.check_held_out(candidate, workloads[0])
+            if isinstance(found, Failure):
+                return failed_verdict(candidate.hash, incumbent.hash, ContestantFailure(candidate.hash, found))
+        return verdict
+
+    def check_held_out(self, candidate: Candidate, workload: Workload) -> HeldOut | Failure:
+        """The check before acceptance, on shapes and seeds that nobody sees; see ``kforge.harness.held_out``.
+
+        On more than two threads also at a smaller number of them, drawn at random.
+        """
+        built = self._build(candidate)
+        if isinstance(built, Failure):
+            return built
+        counts = {self.threads, 2 + secrets.randbelow(self.threads - 2) if self.threads > 2 else self.threads}
+        found: list[HeldOut] = []
+        for threads in counts:
+            session = self._session(workload) if threads == self.threads else self._own_session(workload, threads)
+            process = session.start(built.image)
+            if isinstance(process, Failure):
+                return process
+            try:
+                one = check_held_out(process, session.operator, session.workload, candidate.numerics, threads)
+            finally:
+                process.close()
+                if threads != self.threads:
+                    session.close()
+            if isinstance(one, Failure):
+                return one
+            found.append(one)
+        return HeldOut(sum(f.cases for f in found), sum(f.calls for f in found))
 
     def audit(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, seconds: float,
               zygotes: int = AUDIT_ZYGOTES, first_zygote: int = 0,
@@ -234,8 +267,13 @@ class Harness:
             timed.close()
 
     def _session(self, workload: Workload) -> Session:
-        timed = self._timed_inputs(workload)
+        self._timed_inputs(workload)
         if workload.key not in self._sessions:
-            shapes = [case.workload for case in plan_cases(timed.operator, workload, self._seed)]
-            self._sessions[workload.key] = Session(timed, shapes, self._cpus)
+            self._sessions[workload.key] = self._own_session(workload, self.threads)
         return self._sessions[workload.key]
+
+    def _own_session(self, workload: Workload, threads: int) -> Session:
+        """With room for every shape of the bucket: the largest member is among its cases, whatever the seed."""
+        timed = self._timed_inputs(workload)
+        shapes = [case.workload for case in plan_cases(timed.operator, workload, self._seed)]
+        return Session(timed, shapes, self._cpus[:threads])

@@ -40,7 +40,7 @@ class PagedAttention(Operator):
     the sum of squares (numerics.py). Accumulation of ``l`` and ``o`` over the c positions that a query sees adds
     sum_error(c); a product p_j v_j, or p_j itself, may underflow:
 
-        |out - ref| <= 2 sqrt(sum_j (p_j delta_j)^2 (|v_j| + |ref|)^2) + sum_error(c) (sum_j p_j |v_j| + |ref|)
+        |out - ref| <= sqrt(sum_j (p_j delta_j)^2 (|v_j| + |ref|)^2) + sum_error(c) (sum_j p_j |v_j| + |ref|)
                        + underflow(c (1 + max_j |v_j|))
     """
 
@@ -179,7 +179,7 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, 
     spread = squares @ (v * v) + 2 * np.abs(out) * (squares @ np.abs(v))
     spread += out * out * squares.sum(axis=1, keepdims=True)
     count = (positions + 1).repeat(q.shape[1])[:, None]
-    bound = 2 * np.sqrt(spread) + numerics.sum_error(count) * (weights @ np.abs(v) + np.abs(out))
+    bound = np.sqrt(spread) + numerics.sum_error(count) * (weights @ np.abs(v) + np.abs(out))
     bound += numerics.underflow(count * (1 + np.abs(v).max()))
     return Bound(out.reshape(q.shape), bound.reshape(q.shape))
 

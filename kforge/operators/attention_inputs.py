@@ -142,11 +142,13 @@ def _shape_cache(k: np.ndarray, v: np.ndarray, context: int, rng: np.random.Gene
             one, other = slice(0, pairs), slice(pairs, 2 * pairs)
             v[page[other], :, offset[other]] = -v[page[one], :, offset[one]]
             k[page[other], :, :, offset[other]] = k[page[one], :, :, offset[one]]
-        case Distribution.NONFINITE:
-            head = rng.integers(0, v.shape[1], 3)
-            for i, value in enumerate(rng.permutation(np.array(numerics.NONFINITE, np.float32))):
-                at = int(rng.integers(0, context))
-                v[at // size, head[i], at % size, int(rng.integers(0, d))] = value
-            if v.shape[1] > 1:  # all that sees this key is NaN: not in every head
-                at = int(rng.integers(0, context))
-                k[at // size, head[0], int(rng.integers(0, d)), at % size] = np.nan
+        case Distribution.NAN | Distribution.INFINITE:
+            heads = rng.permutation(v.shape[1])
+            here, there = (int(j) for j in rng.integers(0, context, 2))
+            if kind is Distribution.INFINITE:
+                for j, value in ((here, np.inf), (there, -np.inf)):
+                    v[j // size, heads[0], j % size, int(rng.integers(0, d))] = value
+                return
+            v[here // size, heads[0], here % size, int(rng.integers(0, d))] = np.nan
+            if len(heads) > 1:  # all that sees this key is NaN: not in every head
+                k[there // size, heads[1], int(rng.integers(0, d)), there % size] = np.nan

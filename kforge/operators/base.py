@@ -47,7 +47,8 @@ class Distribution(StrEnum):
     EQUAL = "equal"  # every value of a row the same: ties, and what depends on differences
     ONE_HOT = "one_hot"  # single non-zero terms: a dropped term, or a product rounded twice, shows
     CANCEL = "cancel"  # permuted cancellation: terms that sum to almost nothing
-    NONFINITE = "nonfinite"  # a NaN or an infinity in some rows: to be passed on there and nowhere else
+    NAN = "nan"  # one in some rows: to be passed on there and nowhere else
+    INFINITE = "infinite"  # the same
     ROWS = "rows"  # every row of another distribution: all of them in one call
 
 

@@ -36,7 +36,6 @@ SMALLEST = {DType.F32: 2.0**-149, DType.F16: 2.0**-24, DType.BF16: 2.0**-133}  #
 U = ROUNDOFF[DType.F32]
 ETA = 2.0**-150  # half of float32's denormal spacing: what one underflow costs
 TWO_BITS = (-3.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0)
-NONFINITE = (float("nan"), float("inf"), float("-inf"))
 _POOL = 1_000_003  # prime, so that repeats of the pool fall on different rows
 
 
@@ -151,7 +150,7 @@ def draw(rng: np.random.Generator, rows: int, columns: int, distribution: Distri
 
     ONE_HOT: one value of about 1 per row. CANCEL: within each 16 columns (the smallest group of a format) values come
     in pairs +x, -x at shuffled places, the same places in every row and group: see ``pair_places``. EQUAL: values of
-    two bits, so that sums of them and of their squares are exact. NONFINITE: one NaN or infinity in three of four rows.
+    two bits, so that sums of them and of their squares are exact. NAN, INFINITE: a single one in three of four rows.
     """
     import numpy as np
 
@@ -186,9 +185,10 @@ def draw(rng: np.random.Generator, rows: int, columns: int, distribution: Distri
         case Distribution.CANCEL:
             for first, second in pair_places(columns):
                 x[:, second] = -x[:, first]
-        case Distribution.NONFINITE:
-            hit = np.arange(rows)[np.arange(rows) % 4 != 3]
-            x[hit, rng.integers(0, columns, len(hit))] = rng.choice(NONFINITE, len(hit))
+        case Distribution.NAN | Distribution.INFINITE:
+            hit = np.flatnonzero(np.arange(rows) % 4 != 3)
+            values = [np.nan] if distribution is Distribution.NAN else [np.inf, -np.inf]
+            x[hit, rng.integers(0, columns, len(hit))] = rng.choice(values, len(hit))
     return x
 
 

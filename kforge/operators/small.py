@@ -128,15 +128,23 @@ class Argmax(Operator):
         return (TensorSpec("logits", DType.F32, (r, v), Role.IN), TensorSpec("out", DType.I32, (r,), Role.OUT))
 
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
-        """Every other row has its maximum up to two more times; in a ONE_HOT row with a negative value zeros tie. The
-        last of several NONFINITE rows has no number above minus infinity."""
+        """In turn, from row to row and from seed to seed, a row has its maximum up to two more times, at its end, or at
+        its beginning. In a ONE_HOT row with a negative value zeros tie. The last of several rows of NAN has no number
+        above minus infinity."""
         import numpy as np
 
         rng = np.random.default_rng([seed, 8])
         logits = numerics.draw(rng, workload.axes["R"], workload.problem.int("V"), distribution)
-        for row in logits[::2]:
-            row[rng.integers(0, len(row), 2)] = np.nanmax(row)
-        if distribution is Distribution.NONFINITE and len(logits) > 1:
+        for i, row in enumerate(logits):
+            largest, where = np.nanmax(row), np.nanargmax(row)
+            match (seed + i) % 3:
+                case 0:
+                    row[rng.integers(0, len(row), 2)] = largest
+                case 1:
+                    row[where], row[-1] = row[-1], largest
+                case _:
+                    row[where], row[0] = row[0], largest
+        if distribution is Distribution.NAN and len(logits) > 1:
             logits[-1] = np.nan
             logits[-1, rng.integers(0, logits.shape[1]):] = rng.choice([np.nan, -np.inf])
         return {"logits": np.ascontiguousarray(logits)}

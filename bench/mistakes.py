@@ -1,0 +1,310 @@
+"""Kernels that are wrong in one way, and honest ones, of every operator: what the checker is measured with.
+
+Each is a function of the operator, the workload, its inputs and a random generator, and gives the outputs. Wrong
+ones are the order specification on tampered inputs, or float32 arithmetic written here with the mistake in it. All are
+held against the bound, the weaker of the two gates: an *exact* kernel may not differ in a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kforge.core.dtypes import DType, WeightFormat
+from kforge.core.workload import Problem, Workload
+from kforge.operators import Operator, layouts
+from kforge.operators.numerics import narrow, quantize_a8, widen
+
+Arrays = Mapping[str, np.ndarray]
+Kernel = Callable[[Operator, Workload, Arrays, np.random.Generator], Mapping[str, np.ndarray]]
+F = np.float32
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An operator at one workload with its honest and its wrong kernels, each by name."""
+
+    workload: Workload
+    honest: Mapping[str, Kernel]
+    wrong: Mapping[str, Kernel]
+
+
+def specified(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+    return op.spec(w, given)
+
+
+def on(change: Callable[[Workload, Arrays, np.random.Generator], Arrays]) -> Kernel:
+    """The specification on inputs of which some are replaced."""
+    return lambda op, w, given, rng: op.spec(w, {**given, **change(w, given, rng)})
+
+
+def after(change: Callable[[np.ndarray], np.ndarray], *names: str) -> Kernel:
+    """The specification with its outputs changed (all, or those named)."""
+    return lambda op, w, given, rng: {n: change(v) if not names or n in names else v
+                                      for n, v in op.spec(w, given).items()}
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) < F(2.0**-126), F(0), x)
+
+
+def altered(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Kernel:
+    return on(lambda w, given, rng: {name: np.ascontiguousarray(change(given[name]), given[name].dtype)})
+
+
+def input_mistakes(name: str) -> dict[str, Kernel]:
+    """What is right for some inputs only."""
+    return {
+        "NaN taken for 0": altered(name, lambda x: np.where(np.isnan(x), F(0), x)),
+        "infinity clamped": altered(name, lambda x: np.where(np.isinf(x), np.sign(x) * F(3e38), x)),
+        "denormals flushed": altered(name, flushed),
+        "right for positive inputs": altered(name, np.abs),
+        "right for negative inputs": altered(name, lambda x: -np.abs(x)),
+        "right below 100": altered(name, lambda x: np.clip(x, -100, 100)),
+        "right above 1e-5": altered(name, lambda x: np.where(np.abs(x) < 1e-5, F(0), x)),
+    }
+
+
+def dropped(name: str) -> Kernel:
+    """One column, a term of every sum, is left out."""
+
+    def change(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+        x = given[name].copy()
+        x[:, rng.integers(0, x.shape[1])] = 0
+        return {name: x}
+
+    return on(change)
+
+
+TOO_LARGE = after(lambda out: (out * F(1.001)).astype(out.dtype))
+
+
+# linear -------------------------------------------------------------------------------------------------------------
+
+
+def _weight(w: Workload, given: Arrays) -> np.ndarray:
+    p = w.problem
+    layout = layouts.panel_layout(p.int("rows"))
+    return layouts.unpack(given["w"], WeightFormat(p.str("weight")), p.int("N"), p.int("K"), layout).dequantize()
+
+
+def _activations(w: Workload, given: Arrays) -> np.ndarray:
+    return quantize_a8(given["x"]).exact().astype(F) if w.problem.str("act") == "a8" else given["x"]
+
+
+def _multiplied(rounded: Callable[[np.ndarray], np.ndarray], chunk: int, values: Callable[[np.ndarray], np.ndarray]
+                ) -> Kernel:
+    """Products of ``values`` of both sides, added ``chunk`` terms at a time, ``rounded`` after each addition."""
+
+    def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+        x, weight = values(_activations(w, given)), values(_weight(w, given))
+        out = np.zeros((len(x), len(weight)), F)
+        for k in range(0, x.shape[1], chunk):
+            out = rounded(out + x[:, k:k + chunk] @ weight[:, k:k + chunk].T)
+        return {"out": out}
+
+    return kernel
+
+
+def same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    return widen(narrow(x.astype(F), DType.BF16), DType.BF16).astype(F)
+
+
+def to_f16(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float16).astype(F)
+
+
+def _linear(weight: str, act: str, m: int) -> Subject:
+    problem = Problem.of("linear", K=2048, N=48, weight=weight, act=act, epilogue="none", bias=0, rows=16)
+    honest = {"specification": specified, "one accumulator": _multiplied(same, 1, same),
+              "blocks of 64": _multiplied(same, 64, same)}
+    wrong = {"one term in K dropped": dropped("x"), "times 1.001": TOO_LARGE,
+             "accumulated in bf16": _multiplied(to_bf16, 32, same), "accumulated in f16": _multiplied(to_f16, 32, same),
+             "a tail of 16 in K left out": altered("x", lambda x: np.where(np.arange(x.shape[1]) < 2032, x, F(0)))}
+    wrong |= input_mistakes("x")
+    if act == "a8":  # groups below 1e-30 are zeros by declaration, and quantised values forget small neighbours
+        wrong.pop("denormals flushed")
+    else:
+        wrong["operands rounded to bf16"] = _multiplied(same, 64, to_bf16) if weight == "q8_0" else _multiplied(
+            same, 64, lambda v: v if v.shape[0] == 48 else to_bf16(v))
+    return Subject(Workload.of(problem, M=m), honest, wrong)
+
+
+# attention ----------------------------------------------------------------------------------------------------------
+
+
+def _attention(exp: Callable[[np.ndarray], np.ndarray], p_type: Callable[[np.ndarray], np.ndarray] = same) -> Kernel:
+    """softmax(q k^T) v in float32, in one pass over all positions."""
+
+    def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+        p = w.problem
+        heads, kv_heads, d, dtype = p.int("Hq"), p.int("Hkv"), p.int("D"), DType(p.str("kv"))
+        k_cache, v_cache = (widen(given[n], dtype).astype(F) for n in ("k_cache", "v_cache"))
+        q = given["q"].reshape(-1, kv_heads, heads // kv_heads, d)
+        out = np.empty_like(q)
+        for s, length in enumerate(given["context"]):
+            first, last = given["query_start"][s:s + 2]
+            j = np.arange(length)
+            page, slot = given["block_table"][s][j // p.int("P")], j % p.int("P")
+            k, v = k_cache[page, :, :, slot], v_cache[page, :, slot]
+            for t in range(first, last):
+                seen = length - (last - t) + 1
+                for g in range(kv_heads):
+                    scores = (q[t, g] @ k[:seen, g].T) * F(d**-0.5)
+                    weights = p_type(exp(scores - scores.max(axis=1, keepdims=True)))
+                    out[t, g] = (weights @ v[:seen, g]) / weights.sum(axis=1, keepdims=True)
+        return {"out": out.reshape(given["q"].shape)}
+
+    return kernel
+
+
+def _position(change: str) -> Kernel:
+    """One position of the longest sequence: its value is another's (stale), or it is not there (dropped)."""
+
+    def kernel(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+        p = w.problem.int("P")
+        s = int(given["context"].argmax())
+        length = int(given["context"][s])
+        queries = int(given["query_start"][s + 1] - given["query_start"][s])
+        at, other = (int(j) for j in rng.choice(max(length - queries + 1, 1), 2, replace=length - queries < 1))
+        v = given["v_cache"].copy()
+        page = given["block_table"][s]
+        v[page[at // p], :, at % p] = 0 if change == "dropped" else v[page[other // p], :, other % p]
+        return {"v_cache": v}
+
+    return on(kernel)
+
+
+def _shorter(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+    """The newest position is not yet there for those who read."""
+    context = given["context"] - (given["context"] > np.diff(given["query_start"]))
+    return {"context": context.astype(np.int32)}
+
+
+def _rotated_heads(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+    return {n: np.ascontiguousarray(np.roll(given[n], 1, axis=1)) for n in ("k_cache", "v_cache")}
+
+
+def _fast_exp(x: np.ndarray) -> np.ndarray:
+    """A relative error of up to 1e-3 that depends on the argument."""
+    return np.exp(x) * (1 + F(1e-3) * np.sin(50 * x))
+
+
+def _paged_attention(t: int, s: int) -> Subject:
+    problem = Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=32, kv="f16")
+    wrong = {"one stale KV entry": _position("stale"), "one position dropped": _position("dropped"),
+             "newest position missing": on(_shorter), "heads rotated": on(_rotated_heads), "times 1.001": TOO_LARGE,
+             "scale off by 1e-3": altered("q", lambda q: q * F(1.001)), "exp off by 1e-3": _attention(_fast_exp),
+             "weights in bf16": _attention(np.exp, to_bf16),
+             "NaN taken for 0": on(lambda w, given, rng: {n: np.where(np.isnan(given[n]), np.float16(0), given[n])
+                                                          for n in ("k_cache", "v_cache")}),
+             "denormals flushed": altered("v_cache", lambda v: np.where(np.abs(v) < 2.0**-14, np.float16(0), v)),
+             "right for positive inputs": altered("v_cache", np.abs)}
+    work = Workload.of(problem, T=t, S=s, B=16, pages=16 * s, max_context=512)
+    return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
+
+
+# the others ---------------------------------------------------------------------------------------------------------
+
+
+def _rms(eps: bool = True, digits: int = 24, skip: int = 0) -> Kernel:
+    def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+        x = given["x"]
+        square = (x * x)[:, skip:].cumsum(axis=1, dtype=F)[:, -1:] / F(x.shape[1])
+        r = 1 / np.sqrt(square + F(1e-5 if eps else 0))
+        return {"out": x * (np.round(r * 2**digits) / 2**digits if digits < 24 else r) * given["weight"]}
+
+    return kernel
+
+
+def _silu(exp: Callable[[np.ndarray], np.ndarray]) -> Kernel:
+    def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+        gate, up = np.split(given["gate_up"], 2, axis=1)
+        return {"out": gate * (1 / (1 + exp(-gate))) * up}
+
+    return kernel
+
+
+def _moved(name: str, by: int) -> Kernel:
+    return on(lambda w, given, rng: {name: np.maximum(given[name] + by, 0).astype(np.int32)})
+
+
+def _one_row(name: str) -> Kernel:
+    """One entry of an index is its neighbour's."""
+
+    def change(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+        index = given[name].copy()
+        at = int(rng.integers(0, len(index)))
+        index[at] = max(index[at] - 1, 0) if index[at] else 1
+        return {name: index}
+
+    return on(change)
+
+
+def _truncated(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+    """bf16 without rounding."""
+    p = w.problem
+    out = dict(op.spec(w, given))
+    heads = given["qkv"].reshape(len(given["qkv"]), -1, p.int("D"))[:, p.int("Hq") + p.int("Hkv"):]
+    v = out["v_cache"].copy()
+    for t, slot in enumerate(given["slot"].tolist()):
+        if slot >= 0:
+            v[slot // p.int("P"), :, slot % p.int("P")] = (heads[t].view(np.uint32) >> 16).astype(np.uint16)
+    return out | {"v_cache": v}
+
+
+def _last_among_equals(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+    x = np.where(np.isnan(given["logits"]), F(-np.inf), given["logits"])
+    return {"out": (x.shape[1] - 1 - x[:, ::-1].argmax(axis=1)).astype(np.int32)}
+
+
+def _nan_wins(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+    return {"out": given["logits"].argmax(axis=1).astype(np.int32)}
+
+
+def subjects() -> dict[str, Subject]:
+    rope = Workload.of(Problem.of("rope_kv_write", Hq=4, Hkv=2, D=64, P=16, kv="bf16", style="neox"), T=8, pages=8,
+                       positions=4096)
+    table = Workload.of(Problem.of("embedding", V=512, H=256, weight="q4_k", rows=16), T=8)
+    no_nan = altered("gate_up", lambda x: np.where(np.isnan(x), F(0), x))
+    return {
+        "linear f32, bf16 weights": _linear("bf16", "f32", 1),
+        "linear f32, q4_1": _linear("q4_1", "f32", 8),
+        "linear a8, q4_0": _linear("q4_0", "a8", 1),
+        "linear a8, q6_k": _linear("q6_k", "a8", 8),
+        "paged_attention, decode": _paged_attention(1, 1),
+        "paged_attention, prefill": _paged_attention(16, 2),
+        "rms_norm": Subject(
+            Workload.of(Problem.of("rms_norm", H=2048, residual=0), T=8),
+            {"specification": specified, "one sum": _rms()},
+            {"eps left out": _rms(eps=False), "one term dropped": _rms(skip=1), "rsqrt to 12 bits": _rms(digits=12),
+             "times 1.001": TOO_LARGE, **{k: v for k, v in input_mistakes("x").items() if k != "infinity clamped"}}),
+        "silu_mul": Subject(
+            Workload.of(Problem.of("silu_mul", I=512), T=8),
+            {"specification": specified, "x sigmoid(x)": _silu(np.exp)},
+            {"exp off by 1e-3": _silu(_fast_exp), "times 1.001": TOO_LARGE, "NaN taken for 0": no_nan,
+             "denormals flushed": after(flushed), "right for positive inputs": altered("gate_up", np.abs)}),
+        "rope_kv_write, bf16": Subject(
+            rope, {"specification": specified},
+            {"a position further": _moved("position", -1), "one token to its neighbour's slot": _one_row("slot"),
+             "times 1.001": after(lambda q: q * F(1.001), "q_out"), "bf16 truncated": _truncated,
+             **{k: v for k, v in input_mistakes("qkv").items() if k != "infinity clamped"}}),
+        "embedding, q4_k": Subject(
+            table, {"specification": specified}, {"one row is its neighbour": _one_row("ids"), "times 1.001": TOO_LARGE,
+                                                  "accumulated in bf16": after(to_bf16)}),
+        "gather_rows": Subject(
+            Workload.of(Problem.of("gather_rows", H=128), R=8, T=8), {"specification": specified},
+            {"one row is its neighbour": _one_row("index"), "denormals flushed": altered("x", flushed),
+             "NaN taken for 0": input_mistakes("x")["NaN taken for 0"]}),
+        "argmax": Subject(
+            Workload.of(Problem.of("argmax", V=4096), R=4), {"specification": specified},
+            {"last among equals": _last_among_equals, "NaN wins": _nan_wins, "denormals flushed": altered(
+                "logits", flushed), "starts at zero": altered("logits", lambda x: np.maximum(x, 0)),
+             "last 8 left out": altered("logits", lambda x: np.where(np.arange(4096) < 4088, x, F(-np.inf)))}),
+    }
