@@ -67,6 +67,7 @@ class ControlPage(ctypes.Structure):
         ("axes", ctypes.c_int64 * MAX_AXES),
         ("scalars", ctypes.c_double * MAX_SCALARS),
         ("tensor", TensorCommand * MAX_TENSORS),
+        ("staggered", ctypes.c_int32),
     )
 
 

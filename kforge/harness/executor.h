@@ -7,6 +7,7 @@
 #include "float_control.h"
 #include "loader.h"
 #include "team.h"
+#include "wait.h"
 
 #include <algorithm>
 #include <cstring>
@@ -62,7 +63,8 @@ class Executor {
     void run(const Control &control) {
         kforge::Team &team = control.threads == 1 ? alone_ : team_;
         Batch batch{this, &team, control.calls, control.first, std::min(control.tensors, max_tensors), {}, {}, {},
-                    reinterpret_cast<char *>(control.scratch), control.scratch_bytes, control.scratch_stride, control.seed};
+                    reinterpret_cast<char *>(control.scratch), control.scratch_bytes, control.scratch_stride, control.seed,
+                    control.staggered != 0};
         std::copy_n(control.tensor, batch.tensors, batch.tensor);
         std::copy_n(control.axes, max_axes, batch.axes);
         std::copy_n(control.scalars, max_scalars, batch.scalars);
@@ -82,6 +84,7 @@ class Executor {
         char *scratch;
         int64_t scratch_bytes, scratch_stride;
         uint32_t seed;
+        bool staggered;
     };
 
     // As in the engine's program: a launch of its own per thread, floating-point control at its default before each call, a
@@ -114,6 +117,7 @@ class Executor {
                 page.tensors[t].data = reinterpret_cast<void *>(tensor.address + turn[t] * tensor.copy_stride);
                 if (++turn[t] == tensor.copies) turn[t] = 0;
             }
+            if (batch.staggered) stagger(batch.seed, call, thread);
             kforge::FloatControl::defaults().write();
             batch.self->registers_.clear();
             kf_call_on_stack(entry, &page.launch, start);
@@ -136,6 +140,13 @@ class Executor {
         const int64_t lines = (batch.scratch_bytes + 63) / 64, threads = batch.team->threads();
         const int64_t begin = 64 * (lines * thread / threads), end = std::min(64 * (lines * (thread + 1) / threads), batch.scratch_bytes);
         std::memset(batch.scratch + area + begin, 0xFF, static_cast<size_t>(end - begin));
+    }
+
+    // Up to 127 pauses, as often few as many: a kernel in which one thread waits for another by luck only then shows it.
+    static void stagger(uint32_t seed, int64_t call, int thread) {
+        const auto mixed = (static_cast<uint32_t>(call * 64 + thread) ^ seed) * 2654435761u;
+        const uint32_t most = (1u << (mixed >> 29)) - 1;
+        for (uint32_t pauses = (mixed >> 8) & most; pauses; --pauses) kforge::cpu_relax();
     }
 
     // Overwrites one line of each output, at random. A kernel that takes its output as done because an earlier call has

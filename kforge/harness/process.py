@@ -88,12 +88,15 @@ class Process:
         return Scratch(first, Place(first.slot, first.start + round_up(wanted, PAGE) + PAGE, wanted, fence=PAGE))
 
     def run(self, workload: Workload, tensors: Sequence[TensorArgument], scratch: Scratch | None, threads: int,
-            calls: int, first: int, seconds: float) -> float | Failure:
-        """Seconds for ``calls`` calls, hand-over included; call i reads copy (first + i) mod copies of each tensor."""
+            calls: int, first: int, seconds: float, *, staggered: bool = False) -> float | Failure:
+        """Seconds for ``calls`` calls, hand-over included; call i reads copy (first + i) mod copies of each tensor.
+
+        ``staggered``: the threads begin every call at moments of their own, drawn at random.
+        """
         self._put_axes(workload)
         page = self.child.page
         page.command, page.threads, page.tensors = int(Command.RUN), threads, len(tensors)
-        page.calls, page.first, page.seed = calls, first, secrets.randbits(32)
+        page.calls, page.first, page.seed, page.staggered = calls, first, secrets.randbits(32), staggered
         page.scratch = self.address(scratch.first) if scratch is not None else 0
         page.scratch_bytes = scratch.first.size if scratch is not None else 0
         page.scratch_stride = scratch.stride if scratch is not None else 0

@@ -71,6 +71,7 @@ struct Control {
     int64_t axes[max_axes];
     double scalars[max_scalars];
     TensorCommand tensor[max_tensors];
+    int32_t staggered;  // threads begin each call at moments of their own
 };
 
 // control.py counts on these.

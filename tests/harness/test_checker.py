@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from harness_kernels import PROBLEM, WORKLOAD, after, candidate, changed
+from harness_kernels import PROBLEM, WORKLOAD, after, candidate, changed, with_scratch
 
 from kforge.core.target import Target
 from kforge.core.trial import Decision, Failure, FailureClass, NumericsClass, RejectReason, Verdict
@@ -83,6 +83,21 @@ def test_a_result_that_differs_in_one_of_a_thousand_calls_is_found(harness: Harn
     seldom = after("if (l->thread == 0 && (unsigned long)out / 64 % 997 == 5) out[1] += 1e-3f;")
     found = harness.check_held_out(seldom, WORKLOAD)
     assert isinstance(found, Failure) and found.kind is FailureClass.NONDETERMINISTIC, found
+
+
+def test_a_thread_that_waits_for_another_by_luck_is_found(harness: Harness, threads: int) -> None:
+    if threads == 1:
+        pytest.skip("one thread waits for nobody")
+    lucky = with_scratch("64", """
+        volatile int *sign = (volatile int *)l->scratch;
+        if (l->thread == 0) *sign = 12345;
+        if (l->thread == 1) {
+            for (volatile int i = 0; i < 3000; ++i) {}
+            if (*sign != 12345) out[0] = 7;
+        }
+    """)
+    found = harness.check_held_out(lucky, WORKLOAD)
+    assert isinstance(found, Failure), found
 
 
 def right_at(shapes: set[int]) -> str:
