@@ -21,7 +21,7 @@ from kforge.operators.numerics import numpy_dtype
 _MAX_CALLS = 1 << 20
 _TRIES = 4
 _QUIET_SHARE = 0.003
-_IDLE_TICKS, _IDLE_SHARE = 0.012, 0.02  # seconds, and share of idle time, that an idle process may seem to run
+_IDLE_LATE, _IDLE_SHARE = 0.004, 0.02  # seconds, and share of idle time, that an idle process may seem to run
 _LEAST_SECONDS, _PATIENCE = 2.0, 10.0  # a batch may take that long, plus so often what it took before
 
 
@@ -132,9 +132,10 @@ class Stopwatch:
         seconds = self.batch(calls, draw, keep)
         if isinstance(seconds, Failure):
             return seconds
-        after = self._process.child.usage()
-        self._idle = _Since(after.ran, time.monotonic())
-        return QuietBatch(seconds, (after.waited - before.waited) / seconds)
+        batch = QuietBatch(seconds, (self._process.child.usage().waited - before.waited) / seconds)
+        # Read anew: a thread that was still on its way to sleep had not been charged with its last stretch.
+        self._idle = _Since(self._process.child.usage().ran, time.monotonic())
+        return batch
 
     def quiet_batch(self, calls: int, draw: int = 0, keep: bool = False) -> QuietBatch | Failure:
         """A batch in which nobody else had the processor; after a few tries the least disturbed of them.
@@ -152,14 +153,14 @@ class Stopwatch:
     def background(self) -> Failure | None:
         """Whether the process ran although it had nothing to do, counted over all times between its quiet batches.
 
-        What it ran just before it went to sleep may be counted late, by a tick of the scheduler.
+        What it ran just before it went to sleep may, very rarely, be counted late.
         """
         if self._idle is not None:
             now = _Since(self._process.child.usage().ran, time.monotonic())
             self._idle_ran += now.ran - self._idle.ran
             self._idle_seconds += now.at - self._idle.at
             self._idle = now
-        if self._idle_ran <= _IDLE_TICKS + _IDLE_SHARE * self._idle_seconds:
+        if self._idle_ran <= _IDLE_LATE + _IDLE_SHARE * self._idle_seconds:
             return None
         detail = f"{self._idle_ran * 1e3:.1f} ms in {self._idle_seconds * 1e3:.1f} ms without work"
         return Failure(FailureClass.BACKGROUND, "the kernel went on computing when its calls were over", detail)
