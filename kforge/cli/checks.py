@@ -46,6 +46,7 @@ def examine() -> list[Finding]:
         ("sandbox", _sandbox),
         ("cgroup", _cgroup),
         ("target", _target),
+        ("judge", _judge),
         ("registry", _registry),
         ("memory", _huge_pages),
         ("load", _load),
@@ -214,6 +215,27 @@ def _target() -> list[Finding]:
             )
         )
     return findings
+
+
+def _judge() -> list[Finding]:
+    from kforge.targets.files import load_target
+    from kforge.targets.noise import calibrations
+
+    path = data_dir() / "targets" / "host.toml"
+    try:
+        kept = calibrations(load_target(path)) if path.is_file() else ()
+    except KforgeError as error:
+        return [Finding("judge", State.WARNING, str(error), "kforge judge calibrate replaces it")]
+    if not kept:
+        return [
+            Finding(
+                "judge",
+                State.WARNING,
+                "never calibrated on this machine: cautious defaults, small gains are not accepted",
+                "kforge judge calibrate, on an idle machine; its budget is yours to set",
+            )
+        ]
+    return [Finding("judge", State.OK, noise.summary()) for noise in kept]
 
 
 def _registry() -> list[Finding]:

@@ -33,7 +33,7 @@ def group() -> None:
 @app.command()
 def calibrate(
     decisions: Annotated[
-        int, typer.Option(help="A/A decisions; a fifth as many at each of the slow-downs.", min=1)
+        int, typer.Option(help="A/A decisions; a tenth as many at each of the slow-downs.", min=1)
     ] = 200,
     kernels: Annotated[str, typer.Option(help="Test kernels, by name and comma; empty: all of them.")] = "",
     threads: Annotated[int, typer.Option(help="Threads of a kernel; 0: all CPUs.", min=0)] = 0,
@@ -164,38 +164,43 @@ def _print(recorded: Recorded, noise: Noise | None, table: Sequence[Rate], kept:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    plain = Console()
+    console = plain if plain.is_terminal else Console(width=140)
     if noise is None:
         console.print(f"the time was over before the noise was known: kforge judge calibrate --resume goes on ({path})",
                       soft_wrap=True)
         return
     shown = Table(title="the judge's decisions")
     for column in ("kernel", "slower by", "measured", "decisions", "accepted", "95 % bounds", "rejected", "undecided",
-                   "s each", "zygotes", "waited", "level"):
+                   "s each", "zygotes"):
         shown.add_column(column, justify="left" if column == "kernel" else "right")
     for r in table:
-        size = "A/A" if not r.slowdown else f"{100 * r.slowdown:.0f} %"
         shown.add_row(
-            r.kernel, size, f"{100 * r.measured:+.2f} ±{196 * r.error:.2f} %", str(r.decisions),
+            r.kernel, f"{100 * r.slowdown:.0f} %" if r.slowdown else "A/A",
+            f"{100 * r.measured:+.2f} ±{196 * r.error:.2f} %", str(r.decisions),
             f"{100 * r.accepted / r.decisions:.1f} %", f"{100 * r.lower:.2f} .. {100 * r.upper:.2f} %",
-            str(r.rejected), f"{r.undecided} ({r.too_noisy} noise)", f"{r.seconds_per_decision:.2f}",
-            f"{r.zygotes_per_decision:.1f}", f"{100 * r.waited:.0f} %", f"±{50 * r.level_spread:.0f} %",
+            str(r.rejected), str(r.undecided), f"{r.seconds_per_decision:.2f}", f"{r.zygotes_per_decision:.1f}",
             end_section=r.kernel == "all",
         )
     console.print(shown)
     console.print(
-        "accepted of A/A is the rate of false acceptance; of a slow-down it is how often the faster side is found. "
-        "measured: the slow-down as all these decisions saw it. waited: share of batches in which a thread waited for "
-        "a processor; all count. level: half the way from the 5th to the 95th percentile of a kernel's own time.",
-        soft_wrap=True,
+        "accepted of A/A: false acceptance; of a slow-down: how often the faster side is found. measured: the slow-"
+        "down as all these decisions saw it.", soft_wrap=True,
     )
+    for r in table:
+        if not r.slowdown and r.kernel != "all":
+            console.print(
+                f"  {r.kernel}: threads waited in {100 * r.waited:.0f} % of batches, all of which count; its own time "
+                f"moved by ±{50 * r.level_spread:.0f} % over the decisions; {r.too_noisy} were too noisy to decide",
+                highlight=False, soft_wrap=True,
+            )
     for i in recorded.inserted:
         console.print(f"  {i.kernel}: a step of inserted work is {100 * i.share:.4g} % of a call "
-                      f"[{100 * i.lower:.4g}, {100 * i.upper:.4g}]", highlight=False)
+                      f"[{100 * i.lower:.4g}, {100 * i.upper:.4g}]", highlight=False, soft_wrap=True)
     for c in noise.classes:
         end = f"up to {c.up_to_seconds * 1e6:g} us" if c.up_to_seconds < 1e9 else "longer"
         console.print(f"  calls {end}: floor {100 * c.floor:.2f} %, bounds x {c.stretch:.2f}, "
-                      f"abstains beyond a scatter of {100 * c.scatter_limit:.1f} %", highlight=False)
+                      f"abstains beyond a scatter of {100 * c.scatter_limit:.1f} %", highlight=False, soft_wrap=True)
     done = sum(r.decisions for r in table if r.kernel == "all" and not r.slowdown)
     if done < decisions:
         console.print(f"{done} of {decisions} A/A decisions: kforge judge calibrate --resume goes on", soft_wrap=True)

@@ -96,12 +96,18 @@ def show(
 ) -> None:
     """One target: cores, caches, instruction sets, bandwidth, peaks, compilers."""
     from kforge.targets.files import load_target
+    from kforge.targets.noise import calibrations
 
     target = load_target(name)
     if as_json:
         print(json.dumps(_document(target), indent=1))
-    else:
-        _print(target)
+        return
+    _print(target)
+    kept = calibrations(target)
+    for noise in kept:
+        print(f"  judge: {noise.summary()}")
+    if not kept:
+        print("  judge: never calibrated here; kforge judge calibrate measures how often it errs")
 
 
 def _own(name: str) -> Path:

@@ -38,8 +38,9 @@ _GROUPS = 12  # of LEAST_ZYGOTES zygotes: how far a kernel seems to be from itse
 _LONG = 18  # zygotes of the comparison that tells what a step costs
 _SHARE = 0.25  # by how much it slows the kernel down: far above the noise, and near enough for a step to cost the same
 _STEP_SECONDS = 1.2e-9  # first guess
-_PER_SLOWDOWN = 5  # A/A decisions for each decision at a slow-down
+_PER_SLOWDOWN = 10  # A/A decisions for each decision at a slow-down
 _PLACES = 3  # different addresses
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -186,12 +187,12 @@ class Calibration:
 
     def _price(self, harness: Harness, name: str) -> Inserted:
         """What a step costs, as a share of the kernel's time: by a slow-down far above the noise."""
-        workload, base = self._specimens[name].workload, self._bases[name]
+        base = self._bases[name]
         plain = framed(base)
-        rough = _need(harness.compare(plain, plain, workload), name)
+        rough = _measured(harness, plain, plain, self._specimens[name], 1)
         steps = max(1, round(_SHARE * rough.seconds / _STEP_SECONDS))
         for _ in range(2):  # the second time with a better guess of what makes that share
-            sample = _need(harness.compare(plain, framed(base, steps=steps), workload, zygotes=_LONG), name)
+            sample = _measured(harness, plain, framed(base, steps=steps), self._specimens[name], _LONG)
             found = interval(zygote_locations(sample), 0.025)
             used, steps = steps, max(1, round(steps * _SHARE / max(math.expm1(found.location), 0.01)))
         share, lower, upper = (math.expm1(x) / used for x in (found.location, found.lower, found.upper))
@@ -208,7 +209,7 @@ class Calibration:
             self._watch(Progress("noise", i, _GROUPS * len(names)))
             begin = time.monotonic()
             a, b = self._itself(name, turn)
-            sample = _need(harness.compare(a, b, self._specimens[name].workload, zygotes=LEAST_ZYGOTES), name)
+            sample = _measured(harness, a, b, self._specimens[name], LEAST_ZYGOTES)
             waited = sum(sample.disturbed) / len(sample.disturbed)
             locations = tuple(zygote_locations(sample).tolist())
             self._journal.add(SelfSample(name, locations, sample.seconds, waited, time.monotonic() - begin))
@@ -222,14 +223,14 @@ class Calibration:
 
     def _decide(self, harness: _Watched, noise: Noise) -> None:
         rules = Rules(noise=noise)
-        plan = list(_plan(list(self._specimens), self._decisions))
+        planned = list(plan(list(self._specimens), self._decisions))
         done = {d.number for d in self._journal.recorded.decided}
-        for number, (name, slowdown) in enumerate(plan):
+        for number, (name, slowdown) in enumerate(planned):
             if number in done:
                 continue
             if self._late():
                 return
-            self._watch(Progress("decisions", number, len(plan)))
+            self._watch(Progress("decisions", number, len(planned)))
             base = self._bases[name]
             if slowdown:
                 share = next(i.share for i in self._journal.recorded.inserted if i.kernel == name)
@@ -246,16 +247,22 @@ class Calibration:
                 verdict.gain, verdict.lower, verdict.upper, verdict.zygotes, verdict.pairs,
                 harness.seen[-1].seconds if harness.seen else 0.0, sum(waited) / len(waited) if waited else 0.0, took,
             ))
-        self._watch(Progress("decisions", len(plan), len(plan)))
+        self._watch(Progress("decisions", len(planned), len(planned)))
 
 
-def _need(found: PairedSample | ContestantFailure, name: str) -> PairedSample:
-    if isinstance(found, ContestantFailure):
-        raise KforgeError(f"the judge cannot be measured with {name}: {found.failure.reason}")
-    return found
+def _measured(harness: Harness, a: Candidate, b: Candidate, specimen: Specimen, zygotes: int) -> PairedSample:
+    """A comparison of kforge's own kernels, tried again when it fails: a machine that stood still looks like a hang.
+
+    Raises KforgeError when it goes on failing.
+    """
+    for _ in range(_TRIES):
+        found = harness.compare(a, b, specimen.workload, zygotes=zygotes)
+        if isinstance(found, PairedSample):
+            return found
+    raise KforgeError(f"the judge cannot be measured with {specimen.name}: {found.failure.reason}")
 
 
-def _plan(names: Sequence[str], decisions: int) -> Iterator[tuple[str, float]]:
+def plan(names: Sequence[str], decisions: int) -> Iterator[tuple[str, float]]:
     """Kernels in turn, and slow-downs among the A/A decisions, so that every minute sees all of them.
 
     The plan of fewer decisions is the beginning of that of more: a resumed calibration may ask for more.

@@ -37,7 +37,7 @@ class Rules:
     scatter of zygotes beyond which nothing is accepted. The default is that of a machine that was never calibrated.
     """
 
-    error: float = 0.01
+    error: float = 0.003
     finalists: int = 1
     looks: tuple[int, ...] = (LEAST_ZYGOTES, 12, 24)
     miss: float = 0.05

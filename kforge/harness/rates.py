@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from kforge.core.trial import Decision
+from kforge.harness.judge import hodges_lehmann
 from kforge.harness.quantiles import proportion_lower, proportion_upper
 from kforge.targets.noise import DURATION_CLASSES, Noise, NoiseClass
 
 _BOUND = 0.975  # one side of a two-sided 95 % interval
-_LIMIT = 2.0  # times the largest scatter that a group of zygotes showed
+_LIMIT = 3.0  # times the median scatter of groups of zygotes: one bad minute while calibrating must not raise it
+_SIGMA = 1.4826  # of a normal distribution over its median absolute deviation
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,10 @@ def fit(samples: Sequence[SelfSample], threads: int, date: str) -> Noise:
     classes = []
     for name in names:
         flat = groups[name].reshape(-1)
-        error = stretch * float(flat.std(ddof=1)) / math.sqrt(len(flat))
-        floor = math.expm1(abs(float(flat.mean())) + 2 * error)
-        limit = _LIMIT * float(groups[name].std(axis=1, ddof=1).max())
+        middle = hodges_lehmann(flat.tolist())
+        error = stretch * _SIGMA * float(np.median(np.abs(flat - np.median(flat)))) / math.sqrt(len(flat))
+        floor = math.expm1(abs(middle) + 2 * error)
+        limit = _LIMIT * float(np.median(groups[name].std(axis=1, ddof=1)))
         seconds = statistics.median(s.seconds for s in samples if s.kernel == name)
         end = next(end for end in DURATION_CLASSES if seconds <= end)
         classes.append(NoiseClass(end, floor, stretch, limit))

@@ -45,6 +45,11 @@ class Noise:
         """The class of calls that take ``seconds``; the longest where none reaches so far."""
         return next((c for c in self.classes if seconds <= c.up_to_seconds), self.classes[-1])
 
+    def summary(self) -> str:
+        """One line for a person."""
+        floors = ", ".join(f"{100 * c.floor:.2f} %" for c in self.classes)
+        return f"calibrated for {self.threads} threads on {self.measured}, A/A floors {floors} from short to long calls"
+
 
 # Before a machine is calibrated: it may be worse than any that was measured, so little is accepted and little noise is
 # borne. On the quiet two-core machines that were measured the floor is below 0.5 % and the scatter about 1 %.
@@ -61,6 +66,12 @@ def noise_of(target: Target, threads: int) -> Noise:
     except KforgeError as error:
         _log.warning("%s: judging as on a machine that was never calibrated", error)
         return UNCALIBRATED
+
+
+def calibrations(target: Target) -> tuple[Noise, ...]:
+    """All that was calibrated on this target, by threads. Raises KforgeError for a file that cannot be read."""
+    counts = range(1, target.cores + 1)
+    return tuple(read_noise(path) for n in counts if (path := noise_path(target, n)).is_file())
 
 
 def noise_path(target: Target, threads: int) -> Path:
@@ -82,9 +93,11 @@ def read_noise(path: Path) -> Noise:
         known = {_end_name(end): end for end in DURATION_CLASSES}
         if ends not in known:
             raise KforgeError(f"{path}: classes up_to must be one of {', '.join(known)}, not {ends}")
-        classes.append(NoiseClass(known[ends], row.number("floor"), row.positive("stretch"),
-                                  row.positive("scatter_limit")))
+        found = NoiseClass(known[ends], row.number("floor"), row.positive("stretch"), row.positive("scatter_limit"))
         row.no_more()
+        if found.stretch < 1:
+            raise KforgeError(f"{path}: classes stretch must be at least 1, not {found.stretch:g}")
+        classes.append(found)
     if not classes:
         raise KforgeError(f"{path}: no classes; kforge judge calibrate replaces it")
     noise = Noise(table.count("threads"), tuple(sorted(classes, key=lambda c: c.up_to_seconds)), table.count("zygotes"),
