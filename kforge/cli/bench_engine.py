@@ -75,8 +75,10 @@ def _progress(what: str) -> None:
         print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
 
 
-def _label(name: str, act: str, torch_dtype: str) -> str:
-    return f"none (torch {torch_dtype})" if name == "none" else f"{name} ({act})"
+def _label(name: str, act: str, torch_dtype: str, isolated: bool) -> str:
+    if name == "none":
+        return f"none (torch {torch_dtype})"
+    return f"{name} ({act}, isolated)" if isolated else f"{name} ({act})"
 
 
 def _print(model: str, engines: dict[str, Engine], comparison: Comparison, act: str, torch_dtype: str) -> None:
@@ -90,7 +92,8 @@ def _print(model: str, engines: dict[str, Engine], comparison: Comparison, act: 
         table.add_column(column, justify="left" if column in ("setting", "kernels") else "right")
     for figure in comparison.figures:
         ratio = f"{figure.ratio.median:.2f} ±{100 * figure.ratio.spread:.1f} %" if figure.ratio else ""
-        table.add_row(figure.setting, _label(figure.kernels, act, torch_dtype), f"{figure.rate.median:.1f}",
+        label = _label(figure.kernels, act, torch_dtype, engines[figure.kernels].isolated)
+        table.add_row(figure.setting, label, f"{figure.rate.median:.1f}",
                       f"{100 * figure.rate.spread:.1f} %", ratio, f"{100 * figure.python_share:.1f} %",
                       end_section=figure.kernels == list(engines)[-1])
     console.print(table)
@@ -113,6 +116,7 @@ def _document(model: str, engines: dict[str, Engine], comparison: Comparison, ac
     return {
         "model": model, "act": act, "torch_dtype": torch_dtype,
         "bandwidth": _summary(comparison.bandwidth), "figures": [_figure(figure) for figure in comparison.figures],
+        "isolated": {name: one.isolated for name, one in engines.items()},
         "kernels": {name: [vars(use) for use in one.kernels_used()] for name, one in engines.items()},
     }
 

@@ -76,6 +76,14 @@ def alive(pid: int) -> bool:
         return False
 
 
+def gone(pid: int) -> bool:
+    """At once in general; on a machine that is paused or overloaded, soon."""
+    until = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
 def executor_of(engine: Engine) -> int:
     warden = engine._runner._executor.started().pid
     return int(Path(f"/proc/{warden}/task/{warden}/children").read_text().split()[0])
@@ -139,7 +147,7 @@ def test_a_kernel_that_does_what_it_must_not_is_named_and_the_engine_lives(toy, 
             engine.step()
         assert says in str(raised.value)
         assert "kernel 0123456789abcdef (file:evil) called for" in str(raised.value)
-    assert not alive(pid)
+    assert gone(pid)
     engine.close()
 
 
@@ -154,7 +162,7 @@ def test_scratch_beyond_what_there_is_is_an_error_that_names_the_kernel(toy, ker
     monkeypatch.setattr(executor, "SCRATCH_LIMIT", 1 << 20)
     kernel_set = WithOne(kernels, "argmax", "")
     kernel_set._image = image_of("KERNEL void kforge_kernel(const kf_launch *) {}\n"
-                                 "KERNEL int64_t kforge_scratch_bytes(const int64_t *, int32_t) { return (1 << 20) + 1; }")
+                                 "KERNEL int64_t kforge_scratch_bytes(const int64_t *, int32_t) { return 2 << 20; }")
     engine = engine_of(toy, kernel_set)
     with pytest.raises(KforgeError, match=r"kernel 0123456789abcdef .* wants more scratch"):
         engine.generate([TOKENS], PARAMS)
@@ -179,10 +187,7 @@ def test_nothing_is_left_when_the_engine_is_closed_or_killed():
         pids = [int(word) for word in process.stdout.readline().split()]
         assert len(pids) == 2 and all(alive(pid) for pid in pids)
         process.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 10
-    while any(alive(pid) for pid in pids) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in pids)
+    assert all(gone(pid) for pid in pids)
 
 
 def test_closing_ends_the_process_and_gives_its_files_back(toy, kernels):
@@ -191,7 +196,7 @@ def test_closing_ends_the_process_and_gives_its_files_back(toy, kernels):
     engine = engine_of(toy, kernels)
     pid = executor_of(engine)
     engine.close()
-    assert not alive(pid)
+    assert gone(pid)
     del engine
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -229,12 +229,14 @@ void alternate_stack() {
     _exit(128 + WTERMSIG(status));
 }
 
-[[noreturn]] void watch(pid_t executor, int life, int deaths) {
+// The engine has gone when LIFE ends, or, where a fork of it keeps that open, when the warden has another parent.
+[[noreturn]] void watch(pid_t engine, pid_t executor, int life, int deaths) {
+    constexpr int look_ms = 1000;
     for (;;) {
         pollfd files[] = {{life, POLLIN, 0}, {deaths, POLLIN, 0}};
-        if (poll(files, 2, -1) < 0) continue;
+        if (poll(files, 2, look_ms) < 0) continue;
         int status = 0;
-        if (files[0].revents) {
+        if (files[0].revents || getppid() != engine) {
             kill(executor, SIGKILL);
             waitpid(executor, &status, 0);
             _exit(0);
@@ -264,9 +266,9 @@ int main(int argc, char **argv) {
     sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask, nullptr);
     const int deaths = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
-    const pid_t warden = getpid();
+    const pid_t engine = getppid(), warden = getpid();
     const pid_t child = fork();
     if (child == 0) become_executor(std::atoll(argv[1]), std::atoi(argv[4]), files, warden);
     if (child < 0) return 64;
-    watch(child, std::atoi(argv[3]), deaths);
+    watch(engine, child, std::atoi(argv[3]), deaths);
 }
