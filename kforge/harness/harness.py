@@ -273,7 +273,6 @@ class Harness:
         return self._sessions[workload.key]
 
     def _own_session(self, workload: Workload, threads: int) -> Session:
-        """With room for every shape of the bucket: the largest member is among its cases, whatever the seed."""
+        """With room for any shape of the bucket: the largest is among its shapes, whatever the seed."""
         timed = self._timed_inputs(workload)
-        shapes = [case.workload for case in plan_cases(timed.operator, workload, self._seed)]
-        return Session(timed, shapes, self._cpus[:threads])
+        return Session(timed, timed.operator.shapes(workload, self._seed), self._cpus[:threads])
