@@ -28,6 +28,8 @@ _RECALL = """
                 return;
             }
         kept = known + (key >> 7) % ENTRIES;
+        for (int e = 0; e < ENTRIES; ++e)
+            if (!known[e].key) kept = known + e;
         kept->key = key;
     }
 """

@@ -9,9 +9,12 @@ import pytest
 from harness_kernels import WORKLOAD, candidate
 
 from kforge.core.target import Target
-from kforge.core.trial import Decision, FailureClass, RejectReason
+from kforge.core.trial import Candidate, Decision, FailureClass
 from kforge.harness import Harness
+from kforge.harness.agreement import Agreement, Claim, agree
+from kforge.harness.audit import AuditSample
 from kforge.harness.judge import Rules
+from kforge.harness.pairs import ContestantFailure
 from kforge.harness.timing import Plan
 from kforge.harness.zygote import Child, Usage
 
@@ -27,19 +30,31 @@ def test_what_an_earlier_call_left_is_worth_nothing(harness: Harness, name: str)
 
 def test_answers_kept_on_the_stack_win_in_batches_and_lose_in_the_audit(harness: Harness) -> None:
     cheat = hostile_kernels.REMEMBERS_ON_DEAD_STACK
+    claim = claimed(harness, cheat)
+    sample = harness.audit(cheat, candidate(), WORKLOAD, seconds=claim.seconds)
+    assert isinstance(sample, AuditSample), sample
+    assert agree([claim], [sample]).agreement is not Agreement.CONFIRMED
+    verdict = harness.judge(cheat, candidate(), [WORKLOAD])
+    assert verdict.decision is not Decision.ACCEPTED, verdict.text
+
+
+def test_a_batch_that_ends_early_wins_and_its_audit_finds_calls_that_were_not_made(target: Target) -> None:
+    cheat = hostile_kernels.ENDS_THE_BATCH_EARLY
+    with Harness(target, 1) as alone:
+        claim = claimed(alone, cheat)
+        # Several calls a command, as for a kernel that is as fast as this one pretends to be.
+        found = alone.audit(cheat, candidate(), WORKLOAD, seconds=claim.seconds / 10)
+        verdict = alone.judge(cheat, candidate(), [WORKLOAD])
+    assert isinstance(found, ContestantFailure) and found.hash == cheat.hash
+    assert "audited call" in found.failure.reason
+    assert verdict.decision is not Decision.ACCEPTED, verdict.text
+
+
+def claimed(harness: Harness, cheat: Candidate) -> Claim:
+    """What the cheat's batches say, and that they say much."""
     honest, quick = harness.evaluate(candidate(), WORKLOAD).timing, harness.evaluate(cheat, WORKLOAD).timing
     assert honest is not None and quick is not None and quick.seconds < honest.seconds / 2
-    verdict = harness.judge(cheat, candidate(), [WORKLOAD], rules=RULES, pairs=6, plan=QUICK)
-    assert verdict.decision is not Decision.ACCEPTED, verdict.text
-    # A noisy machine may leave the gain itself undecided; where it is not, the audit must be what refuses it.
-    assert verdict.decision is Decision.UNDECIDED or verdict.reason is RejectReason.AUDIT, verdict.text
-
-
-def test_a_batch_that_ends_early_is_not_believed(target: Target) -> None:
-    with Harness(target, 1) as alone:
-        cheat = hostile_kernels.ENDS_THE_BATCH_EARLY
-        verdict = alone.judge(cheat, candidate(), [WORKLOAD], rules=RULES, pairs=6, plan=QUICK)
-    assert verdict.decision is not Decision.ACCEPTED, verdict.text
+    return Claim(quick.seconds, honest.seconds - quick.seconds, 1)
 
 
 def test_a_thread_that_goes_on_after_the_call_is_found_out(harness: Harness, threads: int) -> None:
