@@ -167,4 +167,5 @@ def _speed(engine: Engine) -> str:
     if not stats.seconds:
         return "nothing was generated"
     return (f"{stats.generated_tokens} tokens, {stats.generated_tokens / stats.seconds:.1f} tokens/s with the prompt, "
-            f"Python {100 * stats.python_share:.1f} % of the time")
+            f"Python {100 * stats.python_share:.1f} % of the time"
+            f"{', kernels in a locked-down process' if engine.isolated else ''}")

@@ -90,7 +90,8 @@ struct Block {
 class Executor {
   public:
     Executor(Plan &plan, const std::vector<int> &files) {
-        threads_ = static_cast<int>(plan.next_below(4096));
+        // Which cores are siblings is read from files, so before the jail is entered.
+        cores_ = kforge::default_cores(static_cast<int>(plan.next_below(4096)));
         scratch_bytes_ = plan.next_below(many);
         const size_t blocks = plan.next_below(files.size() + 1);
         for (size_t i = 0; i < blocks; ++i) {
@@ -107,10 +108,9 @@ class Executor {
 
     // After the jail is entered: what remains open to it is only to map memory and start threads.
     void build(Plan &plan) {
-        const std::vector<int> cores = kforge::default_cores(threads_);
-        page->core = cores[0];
-        pinned_ = std::make_unique<kforge::PinnedScope>(cores[0]);
-        team_ = std::make_unique<kforge::Team>(cores);
+        page->core = cores_[0];
+        pinned_ = std::make_unique<kforge::PinnedScope>(cores_[0]);
+        team_ = std::make_unique<kforge::Team>(cores_);
         const size_t kernels = plan.next_below(many);
         for (size_t i = 0; i < kernels; ++i) {
             const size_t offset = plan.next_below(many), bytes = plan.next_below(many);
@@ -165,7 +165,7 @@ class Executor {
         }
     }
 
-    int threads_;
+    std::vector<int> cores_;
     size_t scratch_bytes_;
     void *scratch_;
     std::vector<Block> blocks_;
