@@ -63,6 +63,8 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
             queries[...] = numerics.draw(rng, len(queries), p.heads * p.d, kind)
         elif kind is Distribution.LARGE:
             queries *= np.float32(8)  # scores so far apart that a few positions take all
+        elif kind is Distribution.ONE_HOT:
+            queries *= np.float32(0.125)  # scores so close that every position weighs
     free = np.setdiff1d(np.arange(axes["pages"]), table)
     k[free] = v[free] = np.float32(1e4) if distribution in _STALE else np.float32(np.nan)
     return {"q": q, "k_cache": numerics.narrow(k, p.dtype), "v_cache": numerics.narrow(v, p.dtype),
@@ -133,10 +135,9 @@ def _shape_cache(k: np.ndarray, v: np.ndarray, context: int, rng: np.random.Gene
             k[...] = k[:1, :, :, :1]
             v[...] = rng.choice(numerics.TWO_BITS, (v.shape[1], 1, d))
         case Distribution.ONE_HOT:
-            kept = v[page, :, offset] * np.float32(min(context, d))
+            sizes = rng.uniform(0.5, 1.5, (context, v.shape[1])) * rng.choice([-1, 1], (context, v.shape[1]))
             v[...] = 0
-            component = np.resize(rng.permutation(d), context)
-            v[page, :, offset, component] = kept[np.arange(context), :, component]
+            v[page, :, offset, np.resize(rng.permutation(d), context)] = sizes * min(context, d)
         case Distribution.CANCEL:
             pairs = context // 2
             one, other = slice(0, pairs), slice(pairs, 2 * pairs)
