@@ -153,7 +153,9 @@ class _Watched(Harness):
 
 
 class Calibration:
-    """Of the judge on this machine. ``noise``: parameters to judge by; None: from this calibration's second stage."""
+    """Of the judge on this machine. ``noise``: parameters to judge by, without the second stage; None: by what follows
+    from it.
+    """
 
     def __init__(self, target: Target, threads: int, specimens: Sequence[Specimen], journal: Journal, decisions: int,
                  deadline: float, noise: Noise | None, watch: Callable[[Progress], None]) -> None:
@@ -176,7 +178,7 @@ class Calibration:
                         return None
                     self._journal.add(self._price(harness, name))
                 self._watch(Progress("inserted work", len(self._journal.recorded.inserted), len(self._specimens)))
-            if not self._meet_themselves(harness):
+            if self._given is None and not self._meet_themselves(harness):
                 return None
             noise = self._given or fit(self._journal.recorded.samples, self._threads, f"{datetime.now(UTC):%Y-%m-%d}")
             self._decide(harness, noise)
@@ -244,7 +246,7 @@ class Calibration:
             waited = [share for sample in harness.seen for share in sample.disturbed]
             self._journal.add(Decided(
                 number, name, slowdown, verdict.decision.value, verdict.reason.value if verdict.reason else "",
-                verdict.gain, verdict.lower, verdict.upper, verdict.zygotes, verdict.pairs,
+                verdict.audit is not None, verdict.gain, verdict.lower, verdict.upper, verdict.zygotes, verdict.pairs,
                 harness.seen[-1].seconds if harness.seen else 0.0, sum(waited) / len(waited) if waited else 0.0, took,
             ))
         self._watch(Progress("decisions", len(planned), len(planned)))
@@ -255,11 +257,13 @@ def _measured(harness: Harness, a: Candidate, b: Candidate, specimen: Specimen, 
 
     Raises KforgeError when it goes on failing.
     """
+    reason = ""
     for _ in range(_TRIES):
         found = harness.compare(a, b, specimen.workload, zygotes=zygotes)
         if isinstance(found, PairedSample):
             return found
-    raise KforgeError(f"the judge cannot be measured with {specimen.name}: {found.failure.reason}")
+        reason = found.failure.reason
+    raise KforgeError(f"the judge cannot be measured with {specimen.name}: {reason}")
 
 
 def plan(names: Sequence[str], decisions: int) -> Iterator[tuple[str, float]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kforge.core.trial import Decision
+from kforge.core.trial import Decision, RejectReason
 from kforge.harness.judge import hodges_lehmann
 from kforge.harness.quantiles import proportion_lower, proportion_upper
 from kforge.targets.noise import DURATION_CLASSES, Noise, NoiseClass
@@ -50,6 +50,7 @@ class Decided:
     slowdown: float
     decision: str
     reason: str
+    audited: bool  # the judge would accept, and the audit was asked
     gain: float
     lower: float
     upper: float
@@ -116,7 +117,8 @@ class Rate:
     seconds_per_decision: float
     zygotes_per_decision: float
     waited: float
-    too_noisy: int
+    too_noisy: int  # the judge abstained
+    not_audited: int  # the judge would have accepted, and the audit did not confirm it
     level_spread: float  # 95th over 5th percentile of a call's time over all decisions, minus one: what the minutes did
 
     def to_json(self) -> dict[str, Any]:
@@ -150,6 +152,7 @@ def _rate(kernel: str, slowdown: float, some: Sequence[Decided]) -> Rate:
         sum(x.took for x in some) / n if n else 0.0,
         sum(x.zygotes for x in some) / n if n else 0.0,
         sum(x.waited for x in some) / n if n else 0.0,
-        sum(x.reason == "too_noisy" for x in some),
+        sum(x.reason == RejectReason.TOO_NOISY and not x.audited for x in some),
+        sum(x.audited and x.decision != Decision.ACCEPTED for x in some),
         max(spreads, default=0.0),
     )

@@ -19,16 +19,18 @@ _FRAME = """#define kforge_kernel kf_framed_kernel
 #undef kforge_kernel
 // In whole pages, so that nothing moves relative to lines, sets of a cache or a predictor's index inside a page.
 asm(".pushsection .text.unlikely,\\"axR\\",@progbits\\n.balign 64\\n.skip {bytes}, 0x90\\n.popsection");
-static const int64_t kf_steps = {steps};
+static const int64_t kf_numbers[2] = {{{steps}, 0}};
 extern "C" void kforge_kernel(const kf_launch *launch) {{
-    const int64_t *steps = &kf_steps;
-    asm volatile("" : "+r"(steps));  // read where it stands, so that the code is the same for every number
+    const int64_t *numbers = kf_numbers;
+    asm volatile("" : "+r"(numbers));  // read where they stand, so that the code is the same for every number
     uint64_t chain = 1;
-    for (int64_t left = *steps; left > 0; --left) {{
+    for (int64_t left = numbers[0]; left > 0; --left) {{
         chain = chain * chain + 1;
         asm volatile("" : "+r"(chain));
     }}
-    kf_framed_kernel(launch);
+    // Adds nothing, but the kernel must wait for the chain: a processor would do both at once.
+    const uint64_t nothing = chain & static_cast<uint64_t>(numbers[1]);
+    kf_framed_kernel(reinterpret_cast<const kf_launch *>(reinterpret_cast<const char *>(launch) + nothing));
 }}
 """
 _PAGE = 4096

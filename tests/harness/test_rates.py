@@ -96,7 +96,7 @@ def test_classes_without_a_kernel_get_the_worst_of_the_others() -> None:
 
 
 def decided(number: int, slowdown: float, decision: Decision, kernel: str = "a", gain: float = 0.0) -> Decided:
-    return Decided(number, kernel, slowdown, decision.value, "", gain, -1, 1, 6, 60, 1e-5, 0.5, 2.0)
+    return Decided(number, kernel, slowdown, decision.value, "", False, gain, -1, 1, 6, 60, 1e-5, 0.5, 2.0)
 
 
 def test_rates_count_by_kernel_and_slow_down_with_exact_bounds() -> None:
