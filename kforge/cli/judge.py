@@ -171,21 +171,22 @@ def _print(recorded: Recorded, noise: Noise | None, table: Sequence[Rate], kept:
                       soft_wrap=True)
         return
     shown = Table(title="the judge's decisions")
-    for column in ("kernel", "slower by", "measured", "decisions", "accepted", "95 % bounds", "rejected", "undecided", "not audited",
-                   "s each", "zygotes"):
+    for column in ("kernel", "slower by", "measured", "decisions", "accepted", "95 % bounds", "rejected", "undecided",
+                   "not audited", "s each", "zygotes"):
         shown.add_column(column, justify="left" if column == "kernel" else "right")
     for r in table:
         shown.add_row(
             r.kernel, f"{100 * r.slowdown:.0f} %" if r.slowdown else "A/A",
             f"{100 * r.measured:+.2f} ±{196 * r.error:.2f} %", str(r.decisions),
             f"{100 * r.accepted / r.decisions:.1f} %", f"{100 * r.lower:.2f} .. {100 * r.upper:.2f} %",
-            str(r.rejected), str(r.undecided), str(r.not_audited), f"{r.seconds_per_decision:.2f}", f"{r.zygotes_per_decision:.1f}",
-            end_section=r.kernel == "all",
+            str(r.rejected), str(r.undecided), str(r.not_audited), f"{r.seconds_per_decision:.2f}",
+            f"{r.zygotes_per_decision:.1f}", end_section=r.kernel == "all",
         )
     console.print(shown)
     console.print(
         "accepted of A/A: false acceptance; of a slow-down: how often the faster side is found. measured: the slow-"
-        "down as all these decisions saw it. not audited: the judge would accept, the audit did not confirm.", soft_wrap=True,
+        "down as all these decisions saw it. not audited: the judge would accept, the audit did not confirm.",
+        soft_wrap=True,
     )
     for r in table:
         if not r.slowdown and r.kernel != "all":
