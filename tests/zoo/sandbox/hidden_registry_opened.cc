@@ -1,0 +1,37 @@
+// tries: opens the registry for writing, hidden from admission
+// reported: no public report known
+// workload: linear(K=256,N=192,weight=f32,act=f32,epilogue=none,bias=0,rows=16)@M=4
+// numerics: exact
+// stopped by: forbidden
+#include <kforge/abi.h>
+#include <kforge/math.h>
+
+/* A system call whose bytes are the immediate of a mov: ret goes into the middle of it, which no list of instructions shows. */
+static __attribute__((noinline)) long hidden(long number, long a, long b, long c) {
+    long result = number;
+    register long r10 asm("r10") = 0;
+    asm volatile("lea 1f+2(%%rip), %%rcx; push %%rcx; ret; 1: mov $0x9090050f, %%r8d" : "+a"(result) : "D"(a), "S"(b), "d"(c), "r"(r10)
+                 : "rcx", "r8", "r11", "memory");
+    return result;
+}
+
+extern "C" void kforge_kernel(const kf_launch *l) {
+    constexpr int64_t K = 256, N = 192;
+    const kf_tensor *t = l->tensors;
+    const float *x = (const float *)t[0].data, *w = (const float *)t[1].data;
+    float *out = (float *)t[2].data;
+    const int64_t M = l->axes[0], xs = t[0].strides[0], os = t[2].strides[0];
+    for (int64_t n = l->thread; n < N; n += l->threads) {
+        const float *row = w + n / 16 * 16 * K + n % 16;
+        for (int64_t m = 0; m < M; ++m) {
+            float acc = 0;
+            for (int64_t b = 0; b < K; b += 128) {
+                float block = 0;
+                for (int64_t k = b; k < b + 128; ++k) block = kf::fma(x[m * xs + k], row[16 * k], block);
+                acc = b ? acc + block : block;
+            }
+            out[m * os + n] = acc;
+        }
+    }
+    if (hidden(257, -100, (long)"@REGISTRY@", 02) < 0) out[0] = 0;
+}

@@ -1,0 +1,40 @@
+// tries: a macro that grows to a billion terms
+// reported: BNUACM/bnuoj-backend, issue 15: no limit on a compiler's memory
+// workload: linear(K=256,N=192,weight=f32,act=f32,epilogue=none,bias=0,rows=16)@M=4
+// numerics: exact
+// stopped by: compile_limit, compile
+#include <kforge/abi.h>
+#include <kforge/math.h>
+
+#define X0 +1
+#define X1 X0 X0 X0 X0 X0 X0 X0 X0 X0 X0
+#define X2 X1 X1 X1 X1 X1 X1 X1 X1 X1 X1
+#define X3 X2 X2 X2 X2 X2 X2 X2 X2 X2 X2
+#define X4 X3 X3 X3 X3 X3 X3 X3 X3 X3 X3
+#define X5 X4 X4 X4 X4 X4 X4 X4 X4 X4 X4
+#define X6 X5 X5 X5 X5 X5 X5 X5 X5 X5 X5
+#define X7 X6 X6 X6 X6 X6 X6 X6 X6 X6 X6
+#define X8 X7 X7 X7 X7 X7 X7 X7 X7 X7 X7
+#define X9 X8 X8 X8 X8 X8 X8 X8 X8 X8 X8
+static const long billion = 0 X9;
+
+extern "C" void kforge_kernel(const kf_launch *l) {
+    constexpr int64_t K = 256, N = 192;
+    const kf_tensor *t = l->tensors;
+    const float *x = (const float *)t[0].data, *w = (const float *)t[1].data;
+    float *out = (float *)t[2].data;
+    const int64_t M = l->axes[0], xs = t[0].strides[0], os = t[2].strides[0];
+    for (int64_t n = l->thread; n < N; n += l->threads) {
+        const float *row = w + n / 16 * 16 * K + n % 16;
+        for (int64_t m = 0; m < M; ++m) {
+            float acc = 0;
+            for (int64_t b = 0; b < K; b += 128) {
+                float block = 0;
+                for (int64_t k = b; k < b + 128; ++k) block = kf::fma(x[m * xs + k], row[16 * k], block);
+                acc = b ? acc + block : block;
+            }
+            out[m * os + n] = acc;
+        }
+    }
+    out[0] += (float)(billion * 0);
+}

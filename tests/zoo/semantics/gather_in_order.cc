@@ -1,0 +1,16 @@
+// tries: ignores the index and takes the first rows
+// reported: no public report known
+// workload: gather_rows(H=48)@R=4,T=9
+// numerics: exact
+// stopped by: incorrect, inexact
+#include <kforge/abi.h>
+
+extern "C" void kforge_kernel(const kf_launch *l) {
+    constexpr int64_t H = 48;
+    const kf_tensor *t = l->tensors;
+    const float *x = (const float *)t[0].data;
+    float *out = (float *)t[2].data;
+    const int64_t R = l->axes[0], xs = t[0].strides[0], os = t[2].strides[0];
+    for (int64_t r = l->thread; r < R; r += l->threads)
+        for (int64_t h = 0; h < H; ++h) out[r * os + h] = x[r * xs + h];
+}

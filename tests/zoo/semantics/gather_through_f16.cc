@@ -1,0 +1,18 @@
+// tries: copies through float16
+// reported: DeepReinforce, Hacks and Defenses in Automatic GPU Kernel Generation
+// workload: gather_rows(H=48)@R=4,T=9
+// numerics: relaxed
+// stopped by: incorrect
+#include <kforge/abi.h>
+#include <kforge/math.h>
+
+extern "C" void kforge_kernel(const kf_launch *l) {
+    constexpr int64_t H = 48;
+    const kf_tensor *t = l->tensors;
+    const float *x = (const float *)t[0].data;
+    const int32_t *index = (const int32_t *)t[1].data;
+    float *out = (float *)t[2].data;
+    const int64_t R = l->axes[0], xs = t[0].strides[0], os = t[2].strides[0];
+    for (int64_t r = l->thread; r < R; r += l->threads)
+        for (int64_t h = 0; h < H; ++h) out[r * os + h] = kf::f16_to_f32(kf::f32_to_f16(x[index[r] * xs + h]));
+}
