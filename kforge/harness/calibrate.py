@@ -30,7 +30,7 @@ from kforge.harness.judge import LEAST_ZYGOTES, Rules, interval, zygote_location
 from kforge.harness.pairs import MOST_PAIRS, ContestantFailure, PairedSample
 from kforge.harness.rates import Decided, Inserted, SelfSample, fit
 from kforge.harness.timing import PAIRS, Plan
-from kforge.harness.variants import Specimen, base_of, framed
+from kforge.harness.variants import Specimen, base_of, framed, specimens
 from kforge.targets.noise import Noise
 
 SLOWDOWNS = (0.01, 0.02, 0.03, 0.05)
@@ -40,6 +40,7 @@ _SHARE = 0.25  # by how much it slows the kernel down: far above the noise, and 
 _STEP_SECONDS = 1.2e-9  # first guess
 _PER_SLOWDOWN = 10  # A/A decisions for each decision at a slow-down
 _PLACES = 3  # different addresses
+_FEWEST = 3  # rounds that a scatter between groups can be told from
 _TRIES = 3
 
 
@@ -210,18 +211,12 @@ class Calibration:
             name, turn = names[i % len(names)], i // len(names)
             self._watch(Progress("noise", i, _GROUPS * len(names)))
             begin = time.monotonic()
-            a, b = self._itself(name, turn)
+            a, b = _itself(self._bases[name], turn)
             sample = _measured(harness, a, b, self._specimens[name], LEAST_ZYGOTES)
             waited = sum(sample.disturbed) / len(sample.disturbed)
             locations = tuple(zygote_locations(sample).tolist())
             self._journal.add(SelfSample(name, locations, sample.seconds, waited, time.monotonic() - begin))
         return True
-
-    def _itself(self, name: str, turn: int) -> tuple[Candidate, Candidate]:
-        """A kernel twice, at different addresses, which of them comes first in turn."""
-        moved = framed(self._bases[name], pages=1 + turn // 2 % _PLACES)
-        still = framed(self._bases[name])
-        return (moved, still) if turn % 2 else (still, moved)
 
     def _decide(self, harness: _Watched, noise: Noise) -> None:
         rules = Rules(noise=noise)
@@ -238,7 +233,7 @@ class Calibration:
                 share = next(i.share for i in self._journal.recorded.inserted if i.kernel == name)
                 a, b = framed(base), framed(base, steps=max(1, round(slowdown / share)))
             else:
-                a, b = self._itself(name, number // len(self._specimens))
+                a, b = _itself(self._bases[name], number // len(self._specimens))
             begin = time.monotonic()
             harness.seen.clear()
             verdict = harness.judge(a, b, [self._specimens[name].workload], rules=rules)
@@ -250,6 +245,35 @@ class Calibration:
                 harness.seen[-1].seconds if harness.seen else 0.0, sum(waited) / len(waited) if waited else 0.0, took,
             ))
         self._watch(Progress("decisions", len(planned), len(planned)))
+
+
+def measure_noise(harness: Harness, deadline: float) -> Noise:
+    """The judge's parameters from a minute of kernels beside themselves: what a machine's first tune judges by.
+
+    Rounds over all kernels until ``deadline`` (of the monotonic clock), at least ``_FEWEST``. With fewer samples than a
+    calibration has, the floors come out higher, and no error rate was counted.
+    """
+    chosen = specimens()
+    bases = [base_of(s, harness.target) for s in chosen]
+    samples: list[SelfSample] = []
+    turn = 0
+    while turn < _FEWEST or time.monotonic() < deadline:
+        for specimen, base in zip(chosen, bases, strict=True):
+            begin = time.monotonic()
+            a, b = _itself(base, turn % 2)  # one other address only: each more is a build
+            sample = _measured(harness, a, b, specimen, LEAST_ZYGOTES)
+            waited = sum(sample.disturbed) / len(sample.disturbed)
+            locations = tuple(zygote_locations(sample).tolist())
+            samples.append(SelfSample(specimen.name, locations, sample.seconds, waited, time.monotonic() - begin))
+        turn += 1
+    return fit(samples, harness.threads, f"{datetime.now(UTC):%Y-%m-%d}")
+
+
+def _itself(base: Candidate, turn: int) -> tuple[Candidate, Candidate]:
+    """A kernel twice, at different addresses, which of them comes first in turn."""
+    moved = framed(base, pages=1 + turn // 2 % _PLACES)
+    still = framed(base)
+    return (moved, still) if turn % 2 else (still, moved)
 
 
 def _measured(harness: Harness, a: Candidate, b: Candidate, specimen: Specimen, zygotes: int) -> PairedSample:

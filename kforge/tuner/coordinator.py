@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,10 +11,12 @@ from kforge.core.kernel import KernelRecord, Tier
 from kforge.core.target import Target
 from kforge.core.workload import attrs
 from kforge.harness import Harness
+from kforge.harness.calibrate import measure_noise
 from kforge.models.workloads import WorkloadRow
 from kforge.operators import get
 from kforge.registry.ask import ask
 from kforge.registry.database import Registry
+from kforge.targets.noise import UNCALIBRATED, noise_of, save_noise
 from kforge.targets.roofline import time_limit
 from kforge.tuner.finals import Finals
 from kforge.tuner.journal import Event, RunFolder
@@ -25,6 +28,8 @@ from kforge.tuner.progress import Watcher
 from kforge.tuner.search import TaskSearch, open_storage
 
 BATCH = 4  # points that are built side by side
+_NOISE_SHARE = 0.07  # of the budget, for the noise of a machine that was never calibrated
+_LEAST_NOISE_SECONDS = 20.0  # a shorter tune judges as on a machine of which nothing is known
 
 
 @dataclass
@@ -81,6 +86,8 @@ class Coordinator:
         with Harness(self.target, self.options.threads, trust_candidates=trust) as harness:
             if harness.provenance.trusted:
                 self.watcher.note(f"candidates are trusted: no {', '.join(harness.provenance.missing)} in the sandbox")
+            if fresh:
+                self._know_the_noise(harness)
             measurer = Measurer(
                 self.folder, self.registry, harness, self.target, self.watcher, self.options.budget_seconds
             )
@@ -89,6 +96,16 @@ class Coordinator:
             accepted = self._judge(efforts, harness)
         settled = tuple(d["task"] for d in self.folder.of(Event.SETTLED))
         return SearchOutcome(tuple(accepted), settled, tuple(s.task.problem.key for s in kept), measurer.trials)
+
+    def _know_the_noise(self, harness: Harness) -> None:
+        """Once per machine: what the judge has to hold gains against. Without it next to nothing is accepted."""
+        seconds = _NOISE_SHARE * self.options.budget_seconds
+        if seconds < _LEAST_NOISE_SECONDS or noise_of(self.target, harness.threads) != UNCALIBRATED:
+            return
+        self.watcher.stage("measuring this machine's noise, once (kforge judge calibrate measures it longer)")
+        noise = measure_noise(harness, time.monotonic() + seconds)
+        save_noise(noise, self.target)
+        self.watcher.note(noise.summary())
 
     def _space(self, task: Task) -> Space:
         return Space(task, exact_templates(task.problem.operator), self.target)

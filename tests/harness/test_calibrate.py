@@ -11,8 +11,9 @@ from kforge.backends.cpp.build import build
 from kforge.core.target import Target
 from kforge.core.trial import Artifact
 from kforge.harness import Harness
-from kforge.harness.calibrate import Calibration, Journal, Progress, Settings
+from kforge.harness.calibrate import Calibration, Journal, Progress, Settings, measure_noise
 from kforge.harness.check import CheckResult
+from kforge.harness.judge import LEAST_ZYGOTES
 from kforge.harness.rates import ALL, rates
 from kforge.harness.variants import Specimen, base_of, framed, specimens
 
@@ -58,3 +59,11 @@ def test_a_calibration_that_was_stopped_goes_on_and_judges_itself(
     assert table[0.0].decisions == 10 and table[0.0].accepted <= 1
     assert set(table) == {0.0, 0.01, 0.02, 0.03, 0.05}
     assert {n.stage for n in news} == {"inserted work", "noise", "decisions"}
+
+
+@pytest.mark.slow
+def test_a_first_tune_learns_the_noise_from_every_kernel(target: Target) -> None:
+    with Harness(target, threads=1) as harness:
+        noise = measure_noise(harness, deadline=0.0)
+    assert noise.threads == 1 and noise.zygotes == 3 * len(specimens()) * LEAST_ZYGOTES
+    assert all(c.floor > 0 and c.scatter_limit > 0 for c in noise.classes)
