@@ -73,6 +73,8 @@ class Executor {
     }
 
   private:
+    static constexpr int64_t wiped_lines = 8192 / 64;  // per thread and call: some 50 ns
+
     struct Batch {
         Executor *self;
         kforge::Team *team;
@@ -106,7 +108,7 @@ class Executor {
         // A kernel's entry is called through the form that a stack is switched with: one pointer in, nothing out.
         const auto entry = reinterpret_cast<void (*)(const void *)>(batch.self->kernel_.entry());
         void *start = stacks.start(thread);
-        uint32_t lottery = batch.seed;
+        uint32_t lottery = batch.seed, noise = ~batch.seed;
         int64_t area = 0;                   // of the scratch, as an offset
         const int64_t calls = batch.calls;  // read once: who finds the batch may write to it
         for (int64_t call = 0; call < calls; ++call) {
@@ -126,20 +128,30 @@ class Executor {
                 spoil(batch, lottery);
             }
             batch.team->executor_barrier().wait();
-            if (batch.scratch_bytes && call + 1 < calls) {
-                wipe(batch, area, thread);
-                if (batch.scratch_stride == 0) batch.team->executor_barrier().wait();
+            noise = noise * 1664525u + 1013904223u;
+            if (batch.scratch_stride) {
+                wipe(batch, area, thread, noise);
                 area = batch.scratch_stride - area;
+            } else if (batch.scratch_bytes && call + 1 < calls && noise < (1u << 28)) {
+                wipe(batch, area, thread, noise);
+                batch.team->executor_barrier().wait();
             }
         }
     }
 
     // This thread's share of an area of the scratch. With two areas nobody waits for it: the next call uses the other one, and
-    // ends in a barrier before this one is used again.
-    static void wipe(const Batch &batch, int64_t area, int thread) {
+    // ends in a barrier before this one is used again. A second area of a large scratch would push others out of the cache: it
+    // is one, wiped after a sixteenth of the calls (the same for all threads) and of each share a part, at random. More would
+    // cost kernels that ask for more than they touch as much as their work.
+    static void wipe(const Batch &batch, int64_t area, int thread, uint32_t random) {
         const int64_t lines = (batch.scratch_bytes + 63) / 64, threads = batch.team->threads();
-        const int64_t begin = 64 * (lines * thread / threads), end = std::min(64 * (lines * (thread + 1) / threads), batch.scratch_bytes);
-        std::memset(batch.scratch + area + begin, 0xFF, static_cast<size_t>(end - begin));
+        int64_t begin = lines * thread / threads, end = lines * (thread + 1) / threads;
+        if (end - begin > wiped_lines) {
+            begin += (random >> 2) % (end - begin - wiped_lines);
+            end = begin + wiped_lines;
+        }
+        const int64_t bytes = std::min(64 * end, batch.scratch_bytes) - 64 * begin;
+        if (bytes > 0) std::memset(batch.scratch + area + 64 * begin, 0xFF, static_cast<size_t>(bytes));
     }
 
     // Up to 127 pauses, as often few as many: a kernel in which one thread waits for another by luck only then shows it.

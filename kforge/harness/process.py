@@ -33,7 +33,8 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where calls find their scratch. The executor wipes it after each call, so that nothing in it outlives that.
+    """Where calls find their scratch. The executor wipes it after each call, a large one now and then and in part, so
+    that nothing that a kernel leaves there can be relied on.
 
     With a ``second`` area calls use both in turn, and no thread waits until all have wiped their share.
     """
