@@ -63,6 +63,7 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
             queries[...] = numerics.draw(rng, len(queries), p.heads * p.d, kind)
         elif kind is Distribution.LARGE:
             queries *= np.float32(8)  # scores so far apart that a few positions take all
+            queries[-1:] *= np.float32(16)  # and beyond what exp can hold, were the maximum not subtracted
         elif kind is Distribution.ONE_HOT:
             queries *= np.float32(0.125)  # scores so close that every position weighs
     free = np.setdiff1d(np.arange(axes["pages"]), table)
