@@ -11,6 +11,8 @@ from typing import Any
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 
+from kforge.core.errors import KforgeError
+
 
 class StudyFile(BaseJournalBackend):
     """Read once and appended to from then on.
@@ -31,10 +33,13 @@ class StudyFile(BaseJournalBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         lines = [json.dumps(log, separators=(",", ":")) for log in logs]
-        with open(self._path, "ab") as file:
-            file.write("".join(f"{line}\n" for line in lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(self._path, "ab") as file:
+                file.write("".join(f"{line}\n" for line in lines).encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise KforgeError(f"cannot write {self._path}: {error.strerror}; free some space") from error
         self._logs += map(json.loads, lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,6 +57,21 @@ def test_an_unwritable_cache_is_an_error_that_says_what_to_do(compiler: Compiler
     monkeypatch.setattr(build_module, "cache_dir", lambda: tmp_path / "file")
     with pytest.raises(KforgeError, match="KFORGE_CACHE"):
         build(kernel(""), host(), compiler=compiler)
+
+
+def test_a_full_disk_is_no_failure_of_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = kernel("nonsense;")
+    assert isinstance(build(wrong, host()), Failure)
+    monkeypatch.setattr(build_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    with pytest.raises(KforgeError, match=r"cannot build in .*: it is full; free some space, or set TMPDIR"):
+        build(wrong, host())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(headers, "place", full)
+    with pytest.raises(KforgeError, match=r"cannot build in .*: No space left on device; .* set TMPDIR"):
+        build(wrong, host())
 
 
 def made(found: Artifact | Failure) -> Artifact:

@@ -29,6 +29,7 @@ _DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?:fatal )
 _EXHAUSTED = re.compile(r"[Kk]illed|CPU time limit|File size limit|out of memory|virtual memory exhausted|"
                         r"[Cc]annot allocate memory|bad_alloc|No space left|File too large|final link failed: memory")
 _LEAST_FREE = 1 << 20  # bytes of temporary files: below this no compiler gets far
+_TMPDIR = "free some space, or set TMPDIR to another folder"
 _AROUND = 4  # lines of source shown on each side of an error
 
 
@@ -57,11 +58,14 @@ def build(candidate: Candidate, target: Target, *, compiler: Compiler | None = N
     folder = cache_dir() / "artifacts"
     if (cached := store.load(folder, key, candidate.hash)) is not None:
         return cached
-    built = _compile(candidate, choice.compiler, options, limits, choice.note)
+    try:
+        built = _compile(candidate, choice.compiler, options, limits, choice.note)
+    except OSError as error:  # of kforge's own files
+        raise KforgeError(f"cannot build in {tempfile.gettempdir()}: {error.strerror}; {_TMPDIR}") from error
     if isinstance(built, Artifact):
         store.save(folder, key, built)
     elif shutil.disk_usage(tempfile.gettempdir()).free < _LEAST_FREE:  # after its folder is gone: not its own doing
-        raise KforgeError(f"a kernel cannot be built: {tempfile.gettempdir()} is full; free some space, or set TMPDIR")
+        raise KforgeError(f"cannot build in {tempfile.gettempdir()}: it is full; {_TMPDIR}")
     return built
 
 
