@@ -28,6 +28,8 @@ class _Question:
 class RandomPoints:
     """For each problem any exact template that serves it, at a legal point; the same for the same seed."""
 
+    from_elsewhere = False
+
     def __init__(self, target: Target, seed: int, rows: int = DEFAULT_ROWS) -> None:
         self.name = f"random {seed}"
         self.target = target
