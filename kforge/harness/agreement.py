@@ -57,32 +57,61 @@ class Audited:
 
 
 def agree(claims: Sequence[Claim], samples: Sequence[AuditSample]) -> Audited:
-    """Holds the audits of a bucket's shapes, one sample each, against what was claimed of them."""
-    weights = [claim.calls for claim in claims]
+    """Holds the audits of a bucket's shapes, one sample each, against what was claimed of them.
+
+    The clock and the processors' account are each held against it, and the one that shows less counts.
+    """
     claimed = sum(claim.saved * claim.calls for claim in claims)
     gain = claimed / sum(claim.seconds * claim.calls for claim in claims)
-    saved = sum(weight * float(np.mean(sample.saved)) for weight, sample in zip(weights, samples, strict=True))
-    variance = sum(weight**2 * float(np.var(sample.saved, ddof=1)) / len(sample.saved)
-                   for weight, sample in zip(weights, samples, strict=True))
-    blocks = min(len(sample.saved) for sample in samples)
-    half = student_t_quantile(1.0 - ERROR, blocks - 1) * math.sqrt(variance)
-    seconds = sum(weight * sample.seconds for weight, sample in zip(weights, samples, strict=True))
-    bounds = (saved, saved - half, saved + half)
-    pairs = sum(sample.pairs for sample in samples)
-    found = Audit(saved / seconds, (saved - half) / seconds, (saved + half) / seconds, pairs, samples[0].seconds)
+    weights = [claim.calls for claim in claims]
+    clocked = _Saving.of(weights, [s.saved for s in samples], [s.seconds for s in samples])
+    counted = _Saving.of(weights, [s.spared for s in samples], [s.ran for s in samples])
     if claimed <= 0:  # nothing to hold it against: the saving must be there
-        agreement = Agreement.CONFIRMED if saved > half else Agreement.UNCLEAR
-        return Audited(agreement, found, math.nan, math.nan, math.nan)
-    by_seconds = [bound / claimed for bound in bounds]
-    by_ratio = [_log_gain(bound / seconds) / math.log1p(gain) for bound in bounds]
-    share, lower, upper = max(by_seconds, by_ratio)
+        less = min(clocked, counted, key=lambda saving: saving.saved - saving.half)
+        agreement = Agreement.CONFIRMED if less.saved > less.half else Agreement.UNCLEAR
+        return Audited(agreement, less.told(samples), math.nan, math.nan, math.nan)
+    found = min((clocked, counted), key=lambda saving: saving.shares(claimed, gain))
+    share, lower, upper = found.shares(claimed, gain)
     if lower > 0 and share >= _LEAST_SHARE:
         agreement = Agreement.CONFIRMED
     elif upper < _LEAST_SHARE:
         agreement = Agreement.REFUTED
     else:
         agreement = Agreement.UNCLEAR
-    return Audited(agreement, found, share, lower, upper)
+    return Audited(agreement, found.told(samples), share, lower, upper)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """Of a bucket by one account: seconds saved with the half-width of their bounds, and a candidate's seconds."""
+
+    saved: float
+    half: float
+    seconds: float
+
+    @classmethod
+    def of(cls, weights: Sequence[float], blocks: Sequence[Sequence[float]], seconds: Sequence[float]) -> _Saving:
+        saved = sum(weight * float(np.mean(each)) for weight, each in zip(weights, blocks, strict=True))
+        variance = sum(weight**2 * float(np.var(each, ddof=1)) / len(each)
+                       for weight, each in zip(weights, blocks, strict=True))
+        t = student_t_quantile(1.0 - ERROR, min(map(len, blocks)) - 1)
+        whole = sum(weight * each for weight, each in zip(weights, seconds, strict=True))
+        return cls(saved, t * math.sqrt(variance), whole)
+
+    @property
+    def bounds(self) -> list[float]:
+        """What was saved, then its lower and its upper bound."""
+        return [self.saved, self.saved - self.half, self.saved + self.half]
+
+    def shares(self, claimed: float, gain: float) -> list[float]:
+        """Of the claim, by seconds or by ratio."""
+        by_seconds = [bound / claimed for bound in self.bounds]
+        by_ratio = [_log_gain(bound / self.seconds) / math.log1p(gain) for bound in self.bounds]
+        return max(by_seconds, by_ratio)
+
+    def told(self, samples: Sequence[AuditSample]) -> Audit:
+        gain, lower, upper = (bound / self.seconds for bound in self.bounds)
+        return Audit(gain, lower, upper, sum(sample.pairs for sample in samples), samples[0].seconds)
 
 
 def _log_gain(gain: float) -> float:

@@ -7,6 +7,10 @@ where the copies of the streamed ones begin. A command is a single call. Where t
 hand-over it is a few, their number unknown to the kernel, each with inputs and outputs of its own. So nothing that a
 kernel could remember helps it, a call that was not made leaves poison, and one that was made ahead leaves its traces
 where nothing may be written.
+
+What says that a command is over lies in memory of the kernel's own process, too, so that the clock can be stopped
+before the work is done. The operating system's account of what the process ran cannot: whatever it did from one command
+to its next is charged to the first, in the thread that ran most. A saving counts as far as both show it.
 """
 
 from __future__ import annotations
@@ -51,13 +55,16 @@ class AuditSample:
     """Audited calls of candidate and incumbent at one workload.
 
     ``saved``: seconds that a call of the candidate takes less than one of the incumbent, a robust location for each
-    block of pairs. ``seconds``: median of a candidate's call, hand-over taken off. ``verified``: pairs of which an
-    output was held against the operator's reference.
+    block of pairs; ``spared``: seconds that it runs less, as the system counts. ``seconds``: median of a candidate's
+    call, hand-over taken off; ``ran``: of what it runs. ``verified``: pairs of which an output was held against the
+    operator's reference.
     """
 
     workload: str
     saved: tuple[float, ...]
+    spared: tuple[float, ...]
     seconds: float
+    ran: float
     pairs: int
     verified: int
 
@@ -87,8 +94,11 @@ def joined_audits(samples: Sequence[AuditSample]) -> AuditSample:
     """Audits of the same two kernels at the same workload, put together."""
     pairs = sum(sample.pairs for sample in samples)
     seconds = sum(sample.seconds * sample.pairs for sample in samples) / pairs
+    ran = sum(sample.ran * sample.pairs for sample in samples) / pairs
     saved = tuple(value for sample in samples for value in sample.saved)
-    return AuditSample(samples[0].workload, saved, seconds, pairs, sum(sample.verified for sample in samples))
+    spared = tuple(value for sample in samples for value in sample.spared)
+    verified = sum(sample.verified for sample in samples)
+    return AuditSample(samples[0].workload, saved, spared, seconds, ran, pairs, verified)
 
 
 def calls_per_command(operator: Operator, workload: Workload, seconds: float) -> int:
@@ -105,6 +115,7 @@ def _most(calls: int) -> int:
 @dataclass
 class _Clocked:
     calls: list[float] = field(default_factory=list)  # seconds per call, hand-over included
+    ran: list[float] = field(default_factory=list)  # of the busiest thread until the next command, per call
     waited: list[float] = field(default_factory=list)  # of each command, for a processor
     empty: list[float] = field(default_factory=list)  # seconds of an empty command
 
@@ -145,6 +156,8 @@ class _Audit:
                         return side.failed(empty)
                     times.empty.append(empty)
             pair += 1
+        for side, times in zip(self._sides, clocked, strict=True):
+            times.ran.extend(side.charges()[-len(times.calls):])
         return self._sample(*clocked)
 
     def _pair(self, pair: int, command: Command, clocked: tuple[_Clocked, _Clocked],
@@ -213,11 +226,15 @@ class _Audit:
         # Where others had the processor, the pairs that they disturbed least: how fast a pair was does not count.
         waited = np.add(mine.waited, theirs.waited)
         kept = waited <= max(_WAITED_SECONDS, float(np.quantile(waited, _LEAST_KEPT)))
-        saved = np.subtract(theirs.calls, mine.calls)[kept]
-        blocks = np.array_split(saved, min(_BLOCKS, len(saved)))
+        saved = _by_blocks(np.subtract(theirs.calls, mine.calls)[kept])
+        spared = _by_blocks(np.subtract(theirs.ran, mine.ran)[kept])
         seconds = statistics.median(mine.calls) - handover / (self._calls + _most(self._calls)) * 2
-        return AuditSample(self._session.workload.key, tuple(hodges_lehmann(block.tolist()) for block in blocks),
-                           max(seconds, 1e-9), len(mine.calls), self._verified)
+        return AuditSample(self._session.workload.key, saved, spared, max(seconds, 1e-9),
+                           max(statistics.median(mine.ran), 1e-9), len(mine.calls), self._verified)
+
+
+def _by_blocks(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(hodges_lehmann(block.tolist()) for block in np.array_split(values, min(_BLOCKS, len(values))))
 
 
 def _differ(a: np.ndarray, b: np.ndarray) -> bool:

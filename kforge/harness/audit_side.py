@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,14 @@ class Command:
         return (self.first + self.calls - 1) % self.calls
 
 
+@dataclass(frozen=True)
+class _Mark:
+    """A command's calls, and what each thread had run before it."""
+
+    calls: int
+    ran: tuple[float, ...]
+
+
 class Side:
     """A contestant's process in an audit."""
 
@@ -54,6 +63,7 @@ class Side:
         self._timed = dict(zip([s.name for s in self._specs], session.timed_arguments(process), strict=True))
         self._scratch: Scratch | None = None
         self._pattern = 1 + secrets.randbelow(255)
+        self._marks: list[_Mark] = []
 
     def prepare(self) -> Failure | None:
         """Asks for the scratch."""
@@ -78,6 +88,7 @@ class Side:
         for place in self._scratch.places if self._scratch is not None else ():
             self._session.slots.fence(place, self._pattern)
             self._session.slots.view(place)[:] = POISONS[0]
+        self._marks.append(_Mark(calls, self._process.child.usage().threads))
         return self._process.run(self._session.workload, arguments, self._scratch, self._threads, calls, command.first,
                                  self._session.seconds_allowed() * max(calls, 1))
 
@@ -105,6 +116,14 @@ class Side:
     def waited(self) -> float:
         """Seconds that the process and this one have waited for a processor in all."""
         return self._process.child.usage().waited
+
+    def charges(self) -> list[float]:
+        """Seconds per call that the busiest thread ran from each command of calls to whatever came next. The process
+        must be idle.
+        """
+        ends = [*self._marks[1:], _Mark(0, self._process.child.usage().threads)]
+        spans = zip(self._marks, ends, strict=True)
+        return [_most(mark.ran, end.ran) / mark.calls for mark, end in spans if mark.calls]
 
     def outputs(self, command: Command) -> dict[str, np.ndarray]:
         """Copies of what the command left, [calls, ...] row by row; of a streamed in/out tensor what the last call
@@ -159,3 +178,8 @@ class Side:
 
     def failed(self, failure: Failure) -> ContestantFailure:
         return ContestantFailure(self.contestant.hash, failure)
+
+
+def _most(before: Sequence[float], after: Sequence[float]) -> float:
+    """Of any thread; infinite for a process that has died, of which nothing is known."""
+    return max((end - start for start, end in zip(before, after, strict=False)), default=math.inf)

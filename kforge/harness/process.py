@@ -105,7 +105,7 @@ class Process:
             entry.address, entry.copies, entry.copy_stride = tensor.address, tensor.copies, tensor.copy_stride
             entry.spoil_bytes = tensor.spoil_bytes
             entry.strides[: len(tensor.strides)] = tensor.strides
-        self.slots.wipe_stacks()
+        self.slots.wipe_stacks(self.child.number)
         return self.child.call(seconds)
 
     def run_once(self, workload: Workload, inputs: Mapping[str, np.ndarray], threads: int, poison: int, fence: int,

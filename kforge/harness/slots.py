@@ -19,6 +19,7 @@ from kforge.harness.control import SharedMemory
 PAGE = mmap.PAGESIZE
 ALIGN = 64
 STACK_BYTES = 64 << 10  # of each thread of a candidate (protocol.h)
+CHILDREN = 2  # that live at a time: a candidate and its incumbent
 _FENCE_BYTES = 1 << 18  # looked at in front of a tensor; beyond that it would cost more than it finds
 
 
@@ -57,7 +58,12 @@ class Place:
 
 
 class SlotFile:
-    """The memory file of one child's slots and of its threads' stacks, and this process's view of it."""
+    """The memory file of slots that children share, and of stacks for ``CHILDREN`` at a time, each with its own; and
+    this process's view of it.
+
+    A stack holds return addresses and what a launch points to: a child that could write to another's while that runs
+    could make it slow, or run as it.
+    """
 
     def __init__(self, requests: Sequence[SlotRequest], threads: int) -> None:
         slots = []
@@ -69,8 +75,9 @@ class SlotFile:
             offset += size
         self.slots = tuple(slots)
         self.reserve_bytes = address
-        self.stacks_offset = offset
-        self.memory = SharedMemory("kforge-slots", offset + threads * STACK_BYTES)
+        self._stacks = threads * STACK_BYTES
+        self._stacks_offset = offset
+        self.memory = SharedMemory("kforge-slots", offset + CHILDREN * self._stacks)
         self._bytes = np.frombuffer(self.memory.map, dtype=np.uint8)
         self._by_name = {slot.name: slot for slot in self.slots}
 
@@ -88,9 +95,16 @@ class SlotFile:
         start = place.slot.file_offset + place.start
         return self._bytes[start : start + place.size]
 
-    def wipe_stacks(self) -> None:
+    def stacks_offset(self, child: int) -> int:
+        """Where the stacks of a child lie in the file; of children that live together no two numbers are a multiple of
+        ``CHILDREN`` apart.
+        """
+        return self._stacks_offset + child % CHILDREN * self._stacks
+
+    def wipe_stacks(self, child: int) -> None:
         """What a command left below its frames is gone for the next."""
-        self._bytes[self.stacks_offset :] = 0
+        start = self.stacks_offset(child)
+        self._bytes[start : start + self._stacks] = 0
 
     def fence(self, place: Place, pattern: int) -> None:
         """Fills what lies around the tensor in its slot."""

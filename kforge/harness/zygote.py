@@ -141,7 +141,9 @@ class Zygote:
         blob = SharedMemory("kforge-image", len(data := image.blob()))
         try:
             blob.map[:] = data
-            words = [int(_Verb.SPAWN), len(cpus), cpu_seconds, needed, slots.stacks_offset, len(slots.slots)]
+            number = self.spawned
+            stacks = slots.stacks_offset(number)
+            words = [int(_Verb.SPAWN), len(cpus), cpu_seconds, needed, stacks, len(slots.slots)]
             for slot in slots.slots:
                 words += [slot.address_offset, slot.file_offset, slot.size, int(slot.writable)]
             self._send([*words, *cpus], [control.fd, slots.memory.fd, blob.fd])
@@ -152,7 +154,7 @@ class Zygote:
         finally:
             blob.close()
         self.spawned += 1
-        child = Child(self, pid, control)
+        child = Child(self, pid, control, number)
         failure = child.wait_ready()
         if failure is not None:
             child.close()
@@ -222,17 +224,22 @@ class Zygote:
 
 @dataclass(frozen=True)
 class Usage:
-    """Seconds that a child's threads ran, and seconds that they and this one waited for a processor."""
+    """Seconds that each of a child's threads ran, and seconds that they and this one waited for a processor."""
 
-    ran: float
+    threads: tuple[float, ...]
     waited: float
+
+    @property
+    def ran(self) -> float:
+        return sum(self.threads)
 
 
 class Child:
     """A candidate's process. ``call`` runs the command that stands in ``page``."""
 
-    def __init__(self, zygote: Zygote, pid: int, control: SharedMemory) -> None:
+    def __init__(self, zygote: Zygote, pid: int, control: SharedMemory, number: int) -> None:
         self._zygote = zygote
+        self.number = number  # among its zygote's
         self.pid = pid
         self._control = control
         self.page = ControlPage.from_buffer(control.map)
@@ -274,13 +281,14 @@ class Child:
 
     def usage(self) -> Usage:
         """What the child's threads have had of the processors in all, as the kernel counts."""
-        ran = waited = 0
+        ran: list[float] = []
+        waited = 0
         for file in self._schedstats:
             with contextlib.suppress(OSError):  # it has died
                 fields = os.pread(file, 64, 0).split()
-                ran += int(fields[0]) if file != self._schedstats[-1] else 0
+                ran.append(int(fields[0]) * 1e-9)
                 waited += int(fields[1])
-        return Usage(ran * 1e-9, waited * 1e-9)
+        return Usage(tuple(ran[:-1]), waited * 1e-9)
 
     def _death(self, status: int | None) -> Failure:
         if status is not None and os.WIFSIGNALED(status):

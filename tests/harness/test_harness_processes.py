@@ -17,6 +17,7 @@ from kforge.harness import Harness
 from kforge.harness.control import State
 from kforge.harness.process import Process
 from kforge.harness.session import Session, TimedInputs, rotation_copies
+from kforge.harness.slots import STACK_BYTES, SlotFile, SlotRequest
 from kforge.harness.timing import Stopwatch
 from kforge.operators import get
 from kforge.operators.base import Role
@@ -135,3 +136,13 @@ def test_a_runner_that_goes_away_costs_one_trial(target: Target, threads: int) -
         lost = harness.evaluate(candidate(), WORKLOAD)
         assert lost.failure is not None and lost.failure.kind is FailureClass.HARNESS
         assert harness.evaluate(candidate(), WORKLOAD).ok
+
+
+def test_children_that_live_together_have_stacks_of_their_own() -> None:
+    slots = SlotFile([SlotRequest("out", 100, True)], 2)
+    mine, theirs = slots.stacks_offset(4), slots.stacks_offset(5)
+    assert abs(theirs - mine) >= 2 * STACK_BYTES and max(mine, theirs) + 2 * STACK_BYTES <= len(slots.memory.map)
+    slots.memory.map[mine] = slots.memory.map[theirs] = 1
+    slots.wipe_stacks(4)
+    assert slots.memory.map[mine] == 0 and slots.memory.map[theirs] == 1
+    slots.close()

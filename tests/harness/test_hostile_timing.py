@@ -67,6 +67,6 @@ def test_a_thread_that_goes_on_after_the_call_is_found_out(harness: Harness, thr
 
 def test_a_process_that_runs_without_work_fails(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = itertools.count()
-    monkeypatch.setattr(Child, "usage", lambda self: Usage(next(ran) * 0.002, 0.0))
+    monkeypatch.setattr(Child, "usage", lambda self: Usage((next(ran) * 0.002,), 0.0))
     trial = harness.evaluate(candidate(), WORKLOAD, check=False)
     assert trial.failure is not None and trial.failure.kind is FailureClass.BACKGROUND, trial

@@ -22,6 +22,10 @@ CALL = 1e-5  # seconds of a candidate's call
 FAST, SLOW = candidate(), with_scratch("64")
 
 
+def sampled(saved: np.ndarray, spared: np.ndarray) -> AuditSample:
+    return AuditSample("w", tuple(saved.tolist()), tuple(spared.tolist()), CALL, CALL, 100, 10)
+
+
 @dataclass(frozen=True)
 class Bench:
     """Measures a candidate whose batches claim ``gain`` and whose audited calls save ``real`` of a call's time."""
@@ -44,7 +48,7 @@ class Bench:
               first_zygote: int, thorough: bool) -> AuditSample:
         rng = np.random.default_rng([first_zygote, 1])
         saved = rng.normal(self.real * CALL, self.noise * CALL, 8 * zygotes)
-        return AuditSample(workload.key, tuple(saved.tolist()), CALL, 100, 10)
+        return sampled(saved, saved)
 
     def limit_seconds(self, workload: Workload, *, fresh: bool = False) -> float:
         return self.limit_now if fresh else self.limit
@@ -93,9 +97,18 @@ def test_how_often_the_audit_errs(claimed: float) -> None:
         found = 0
         for _ in range(1000):
             saved = rng.normal(real * CALL, claimed / 4 * CALL * np.sqrt(24), 24)
-            found += agree([claim], [AuditSample("w", tuple(saved.tolist()), CALL, 100, 10)]).agreement is agreement
+            found += agree([claim], [sampled(saved, saved)]).agreement is agreement
         return found / 1000
 
     assert share(claimed, Agreement.REFUTED) <= 0.02
     assert share(0.0, Agreement.CONFIRMED) <= 0.03
     assert share(claimed, Agreement.CONFIRMED) >= 0.9
+
+
+def test_a_saving_counts_as_far_as_clock_and_processors_both_show_it() -> None:
+    claim = Claim(CALL, 0.3 * CALL, 1)
+    rng = np.random.default_rng(5)
+    real, none = rng.normal(0.3 * CALL, 0.01 * CALL, 24), rng.normal(0.0, 0.01 * CALL, 24)
+    assert agree([claim], [sampled(real, real)]).agreement is Agreement.CONFIRMED
+    for saved, spared in ((real, none), (none, real)):
+        assert agree([claim], [sampled(saved, spared)]).agreement is Agreement.REFUTED
