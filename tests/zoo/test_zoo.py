@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kforge.core.errors import KforgeError
-from kforge.harness.zoo import Keeper, Kind, Specimen, find
+from kforge.harness.zoo import Keeper, Kind, find
 from kforge.targets import host
 
 SPECIMENS = {s.name: s for s in find(Path(__file__).parent)}
@@ -47,43 +46,3 @@ def test_the_zoo_is_as_large_as_was_promised() -> None:
 def test_names_are_unique() -> None:
     files = [p for kind in Kind for p in (Path(__file__).parent / kind).iterdir()]
     assert len(files) == len(SPECIMENS)
-
-
-def specimen(folder: Path, text: str, kind: str = "semantics") -> Path:
-    (folder / kind).mkdir()
-    (folder / kind / "one.cc").write_text(text)
-    return folder
-
-
-HEADER = """// tries: nothing
-//     much
-// reported: no public report known
-// workload: silu_mul(I=16)@T=1
-// stopped by: incorrect, judge: audit
-int x;
-"""
-
-
-def test_a_header_says_what_is_tried_and_what_stops_it(tmp_path: Path) -> None:
-    found = find(specimen(tmp_path, HEADER))
-    assert isinstance(found[0], Specimen) and found[0].tries == "nothing much"
-    assert [str(gate) for gate in found[0].gates] == ["incorrect", "audit"]
-
-
-@pytest.mark.parametrize(("header", "kind", "what"), [
-    (HEADER.replace("incorrect", "luck"), "semantics", "luck"),
-    (HEADER.replace("// reported: no public report known\n", ""), "semantics", "lacks 'reported:'"),
-    (HEADER, "honest", "stopped by"),
-    (HEADER.replace("incorrect, judge: audit", "nothing"), "semantics", "stopped by"),
-    (HEADER.replace("T=1", "T=one"), "semantics", "one"),
-])
-def test_a_broken_header_is_named(tmp_path: Path, header: str, kind: str, what: str) -> None:
-    with pytest.raises(KforgeError, match=what):
-        find(specimen(tmp_path, header, kind))
-
-
-def test_a_folder_without_specimens_is_named(tmp_path: Path) -> None:
-    with pytest.raises(KforgeError, match="no such folder"):
-        find(tmp_path / "missing")
-    with pytest.raises(KforgeError, match="no specimens"):
-        find(tmp_path)

@@ -1,7 +1,7 @@
 // tries: two threads add to the same outputs without atomics; they meet in one place, and seldom at the same
 //     moment
 // reported: no public report known
-// workload: linear(K=256,N=192,weight=f32,act=f32,epilogue=none,bias=0,rows=16)@M=8
+// workload: linear(K=256,N=192,weight=f32,act=f32,epilogue=none,bias=0,rows=16)@M=1
 // numerics: exact
 // stopped by: incorrect, inexact, nondeterministic
 #include <kforge/abi.h>

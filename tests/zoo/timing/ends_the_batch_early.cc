@@ -2,7 +2,7 @@
 // reported: no public report known
 // workload: linear(K=256,N=192,weight=f32,act=f32,epilogue=none,bias=0,rows=16)@M=8
 // numerics: exact
-// stopped by: judge: audit, judge: above_roofline, crash, timeout
+// stopped by: crash, judge: audit, timeout
 #include <kforge/abi.h>
 #include <kforge/math.h>
 
