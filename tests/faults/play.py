@@ -79,6 +79,7 @@ class _Play:
         s = self.scenario
         process = self.here.start(self.base.words(s.action), **self._plan())
         harm = Harm("the moment did not come")
+        killed_itself = (s.fault, s.variant, s.when) == (Fault.KILL, Variant.MAIN, When.TOUCH)
         if self.clock:
             harm, self.played.hit = inflict(s, self.here, process), True
         elif process.wait_until(self._moment(process)):
@@ -90,8 +91,8 @@ class _Play:
                 self.before[-1] = Records(self.before[-1].rows, Records.of(self.here).lines)
             process.send(signal.SIGCONT)
         ended = process.ended()
-        if ended.code == -signal.SIGKILL and s.fault is Fault.KILL:
-            self.played.hit = True
+        if killed_itself and ended.code == -signal.SIGKILL:
+            harm, self.played.hit = Harm("killed"), True
         harm.lift()
         self.played.harm, self.played.code, self.played.said = harm.told, ended.code, " ".join(ended.sentences)
         self._check(ended, self._allowed())

@@ -104,6 +104,8 @@ class Scenario:
         actions = RUNS if fault is Fault.JOURNAL else tuple(_ACTIONS)
         action = rng.choices(actions, [_ACTIONS[a] for a in actions])[0]
         whens = tuple(When) if action in RUNS else (When.TOUCH, When.TIME)
+        if fault is Fault.JOURNAL:
+            whens = (When.LINE,)  # before there is a line, there is nothing to cut
         return cls(
             seed,
             action,
