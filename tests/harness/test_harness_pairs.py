@@ -34,7 +34,9 @@ def test_the_judge_accepts_what_is_much_faster_and_rejects_what_is_much_slower(h
     assert won.decision is Decision.ACCEPTED, won.text
     assert won.gain > 0.5 and won.lower > 0 and won.zygotes >= 5
     lost = harness.judge(candidate(SLOW), candidate(), [WORKLOAD], rules=rules, pairs=6, plan=QUICK)
-    assert lost.decision is Decision.REJECTED and lost.reason is RejectReason.SLOWER, lost.text
+    # Much slower, or, on a machine so busy that even this is not sure, not shown to be faster: refused either way.
+    assert lost.decision is Decision.REJECTED, lost.text
+    assert lost.reason in (RejectReason.SLOWER, RejectReason.GAIN_TOO_SMALL), lost.text
 
 
 def test_a_candidate_that_is_wrong_in_timed_calls_is_rejected(harness: Harness) -> None:

@@ -47,8 +47,9 @@ class Grounds:
         for file in (self.key_file, self.open_file, self.root / "data/registry.db"):
             file.write_text(f"{self.secret}\n")
             file.chmod(0o644)
-        folders = {"HOME": "home", "KFORGE_HOME": "data", "TMPDIR": "tmp"} | ({"KFORGE_CACHE": "cache"} if cold else {})
+        folders = {"HOME": "home", "KFORGE_HOME": "data", "TMPDIR": "tmp"}
         new = {name: str(self.root / folder) for name, folder in folders.items()} | {"KFORGE_ZOO_SECRET": self.secret}
+        new["KFORGE_CACHE"] = str(self.root / "cache" if cold else cache_dir())  # by default it is below the old home
         self._environment = {name: os.environ.get(name) for name in new}
         os.environ.update(new)
         tempfile.tempdir = None  # looked up again
