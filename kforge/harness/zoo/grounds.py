@@ -56,6 +56,8 @@ class Grounds:
         self._reaped = _subreaper(True)
         self._cached = _CACHE | ({path.name for path in cache_dir().iterdir()} if cache_dir().is_dir() else set())
         self._children = {child.pid for child in _descendants()}
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        self._cached = {path.name for path in cache_dir().iterdir()}  # what was there before is nobody's trace
         self._files = dict(self._kept())
         self._shared = set(_shared_memory())
 
