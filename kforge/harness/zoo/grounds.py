@@ -54,10 +54,9 @@ class Grounds:
         os.environ.update(new)
         tempfile.tempdir = None  # looked up again
         self._reaped = _subreaper(True)
-        self._cached = _CACHE | ({path.name for path in cache_dir().iterdir()} if cache_dir().is_dir() else set())
         self._children = {child.pid for child in _descendants()}
         cache_dir().mkdir(parents=True, exist_ok=True)
-        self._cached = {path.name for path in cache_dir().iterdir()}  # what was there before is nobody's trace
+        self._cached = _CACHE | {path.name for path in cache_dir().iterdir()}  # what was there before is nobody's trace
         self._files = dict(self._kept())
         self._shared = set(_shared_memory())
 
@@ -106,7 +105,7 @@ class Grounds:
                 continue
             yield f"{path} was left among the temporary files"
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        for path in cache_dir().iterdir() if cache_dir().is_dir() else ():
+        for path in cache_dir().iterdir():
             if path.name not in self._cached:
                 yield f"{path} is none of the cache's folders"
 
