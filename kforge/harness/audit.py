@@ -31,7 +31,7 @@ from kforge.harness.cases import Answer, solve
 from kforge.harness.check import judge_outputs
 from kforge.harness.judge import hodges_lehmann
 from kforge.harness.pairs import Contestant, ContestantFailure
-from kforge.harness.session import DRAWS, GAP_LINES, NUMBERS, Session, TimedInputs, redrawn
+from kforge.harness.session import GAP_LINES, NUMBERS, Session, TimedInputs, redrawn
 from kforge.operators.base import Operator, Residency, Role
 
 AUDIT_ZYGOTES = 3
@@ -131,7 +131,7 @@ class _Audit:
         self._rng = np.random.Generator(np.random.SFC64(secrets.randbits(128)))
         self._specs = session.operator.tensors(session.workload)
         self._streamed = any(s.role is Role.IN and s.residency is Residency.STREAMED for s in self._specs)
-        self._copies = max(tensor.copies for tensor in session.timed.tensors.values())
+        self._period = session.timed.period
         self._exact = {side.contestant.numerics for side in self._sides} == {NumericsClass.EXACT}
         self._verified, self._verifying = 0, 0.0
 
@@ -212,12 +212,11 @@ class _Audit:
     def _draw(self) -> Command:
         """The next command, which both sides will do. Streamed inputs and indices are known, all other values new."""
         calls = int(self._rng.integers(self._calls, _most(self._calls) + 1))
-        first = int(self._rng.integers(self._copies * calls))
-        draws = self._session.timed.draws
-        of_row = [(first + (row - first) % calls if self._streamed else first) % DRAWS for row in range(calls)]
-        fixed = tuple(draws[draw] for draw in of_row)
+        first = int(self._rng.integers(self._period * calls))
+        timed = self._session.timed
+        fixed = tuple(timed.inputs(first + (row - first) % calls if self._streamed else first) for row in range(calls))
         hot = [s for s in self._specs if s.residency is Residency.HOT and s.role is not Role.OUT]
-        given = {s.name: redrawn(draws[0][s.name], calls, self._rng) if s.dtype in NUMBERS
+        given = {s.name: redrawn(timed.draws[0][s.name], calls, self._rng) if s.dtype in NUMBERS
                  else np.stack([inputs[s.name] for inputs in fixed]) for s in hot}
         return Command(calls, first, int(self._rng.integers(1, GAP_LINES + 1)), given, fixed)
 

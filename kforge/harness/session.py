@@ -21,6 +21,7 @@ from kforge.harness.proof import proven
 from kforge.harness.slots import ALIGN, PAGE, SlotFile, SlotRequest, round_up
 from kforge.harness.zygote import ArenaSegment, Zygote
 from kforge.operators.base import Distribution, Operator, Residency, Role, TensorSpec
+from kforge.operators.numerics import numpy_dtype
 
 # At least this much memory, or four times the cache, between two uses of one copy. A guest may be told of less cache
 # than it has: at 128 MiB kernels read 1.13 times as fast as memory can where 32 MiB are reported, from 256 MiB on 1.00.
@@ -29,6 +30,8 @@ _LARGEST_ROTATION = 1 << 30
 _LEAD_PAGES = 64
 NUMBERS = (DType.F32, DType.F16, DType.BF16)
 GAP_LINES = 8  # at most, and at least one, of 64 bytes between rows of a slot
+_FREE_BITS = {DType.U8: np.uint8(0xFF), DType.F32: np.uint32(0x807FFFFF), DType.F16: np.uint16(0x83FF),
+              DType.BF16: np.uint16(0x807F)}  # sign and mantissa
 DRAWS = 2  # of a workload's inputs, for timed calls to alternate between
 
 
@@ -45,59 +48,100 @@ class TimedInputs:
     """What timed calls of a workload read: written to a memory file once, from which every zygote fills its arena.
 
     Inputs are drawn ``DRAWS`` times, and call i reads draw i mod DRAWS of every tensor: two calls in a row never have
-    the same answer, so the last one's is worth nothing. Streamed tensors come in so many copies (of the draws in turn)
-    that one has left the last-level cache before it is used again. Where a single copy is that large there is one, and
-    draws differ in the tensors of numbers that are hot.
+    the same answer, so the last one's is worth nothing. Streamed tensors come in so many copies that one has left the
+    last-level cache before it is used again, and no two copies are equal (``_varied``): a kernel that reads another
+    one, which the cache still has, is wrong. Where a single copy is that large there is one, and draws differ in the
+    tensors of numbers that are hot.
     """
 
     def __init__(self, operator: Operator, workload: Workload, seed: int, llc_bytes: int) -> None:
         self.operator = operator
         self.workload = workload
         self._expected: dict[NumericsClass, Expected] = {}
-        read = [spec for spec in operator.tensors(workload) if spec.role is Role.IN]
-        copies = rotation_copies(read, llc_bytes)
+        self._specs = [spec for spec in operator.tensors(workload) if spec.role is Role.IN]
+        copies = rotation_copies(self._specs, llc_bytes)
         first = operator.inputs(workload, seed, Distribution.NORMAL)
-        whole = copies > 1 or not any(spec.residency is Residency.STREAMED for spec in read)
+        whole = copies > 1 or not any(spec.residency is Residency.STREAMED for spec in self._specs)
         if whole:
             second = operator.inputs(workload, seed + 1, Distribution.NORMAL)
         else:
             rng = np.random.default_rng([seed, 9])
-            hot = [s.name for s in read if s.residency is Residency.HOT and s.dtype in NUMBERS]
+            hot = [s.name for s in self._specs if s.residency is Residency.HOT and s.dtype in NUMBERS]
             second = {**first, **{name: redrawn(first[name], 1, rng)[0] for name in hot}}
         self.draws: tuple[Mapping[str, np.ndarray], ...] = (first, second)
-        self.segments: list[ArenaSegment] = []
+        self.period = round_up(copies, DRAWS)  # calls so far apart read the same
         self.tensors: dict[str, ArenaTensor] = {}
-        contents: list[np.ndarray] = []
+        self._sources: dict[str, int] = {}
         destination = source = 0
         # Streamed tensors lie last, and begin where the address of no other tensor tells.
-        for spec in sorted(read, key=lambda s: s.residency is Residency.STREAMED):
+        for spec in sorted(self._specs, key=lambda s: s.residency is Residency.STREAMED):
             streamed = spec.residency is Residency.STREAMED
-            distinct = 1 if streamed and not whole else DRAWS
-            n = round_up(copies, distinct) if streamed else DRAWS
+            n = (self.period if whole else 1) if streamed else DRAWS
             stride = round_up(spec.bytes, PAGE)
             if streamed:
                 destination += PAGE * secrets.randbelow(_LEAD_PAGES)
             self.tensors[spec.name] = ArenaTensor(destination, n, stride)
-            for draw in range(distinct):
-                at = destination + draw * stride
-                self.segments.append(ArenaSegment(at, source, spec.bytes, n // distinct, distinct * stride))
-                contents.append(np.ascontiguousarray(self.draws[draw][spec.name]).reshape(-1).view(np.uint8))
-                source += stride
+            self._sources[spec.name] = source
             destination += n * stride
+            source += n * stride
         self.arena_bytes = destination
         self.source = SharedMemory("kforge-inputs", max(source, PAGE))
-        view = np.frombuffer(self.source.map, dtype=np.uint8)
-        for segment, content in zip(self.segments, contents, strict=True):
-            view[segment.source : segment.source + segment.size] = content
+        # Of which calls references are kept: one for each draw, in copies that nobody is told of.
+        self.checked = tuple(DRAWS * secrets.randbelow(self.period // DRAWS) + draw for draw in range(DRAWS))
+        for spec in self._specs:
+            self._fill(spec)
+
+    @property
+    def segments(self) -> list[ArenaSegment]:
+        """How the arena is filled from ``source``."""
+        return [ArenaSegment(at.offset, self._sources[name], at.copies * at.copy_stride, 1, 0)
+                for name, at in self.tensors.items()]
+
+    def inputs(self, number: int) -> dict[str, np.ndarray]:
+        """What call ``number`` reads, and what stands in its in/out tensors at first."""
+        made = dict(self.draws[number % DRAWS])
+        for spec in self._specs:
+            if spec.residency is Residency.STREAMED:
+                at = self.tensors[spec.name]
+                copy = self._copies(spec)[number % at.copies, :spec.bytes]
+                made[spec.name] = copy.view(numpy_dtype(spec.dtype)).reshape(made[spec.name].shape)
+        return made
+
+    def _copies(self, spec: TensorSpec) -> np.ndarray:
+        """A tensor's copies in ``source``, u8 [copies, stride]."""
+        at, start = self.tensors[spec.name], self._sources[spec.name]
+        view = np.frombuffer(self.source.map, np.uint8, at.copies * at.copy_stride, start)
+        return view.reshape(at.copies, at.copy_stride)
+
+    def _fill(self, spec: TensorSpec) -> None:
+        copies = self._copies(spec)
+        given = [np.ascontiguousarray(draw[spec.name]).reshape(-1).view(np.uint8) for draw in self.draws]
+        for number, copy in enumerate(copies):
+            copy[:spec.bytes] = given[number % DRAWS]
+        if spec.residency is Residency.STREAMED and len(copies) > 1:
+            _varied(copies[:, :spec.bytes], given[0] ^ given[1], spec.dtype)
 
     def expected(self, numerics: NumericsClass) -> Expected:
         """What timed calls must leave; computed on first use."""
         if numerics not in self._expected:
-            self._expected[numerics] = Expected(self.operator, self.workload, self.draws, numerics)
+            self._expected[numerics] = Expected(self.operator, self.workload, self.inputs, numerics)
         return self._expected[numerics]
 
     def close(self) -> None:
+        self._expected.clear()  # its answers look at the source
         self.source.close()
+
+
+def _varied(copies: np.ndarray, differing: np.ndarray, dtype: DType) -> None:
+    """Makes every copy of a tensor, u8 [copies, bytes], a mixture of two draws bit by bit.
+
+    Of numbers the exponents stay, so that they remain what they are by size; in packed weights codes are free and
+    scales are below one, of which any mixture is, too.
+    """
+    rng = np.random.Generator(np.random.SFC64(secrets.randbits(128)))
+    free = np.resize(np.array(_FREE_BITS[dtype]).view(np.uint8), differing.size) & differing
+    for copy in copies:
+        copy ^= np.frombuffer(rng.bytes(free.size), np.uint8) & free
 
 
 def redrawn(values: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:

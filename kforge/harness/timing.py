@@ -73,7 +73,7 @@ class Stopwatch:
         self._scratch: Scratch | None = None
         self._pattern = 1 + secrets.randbelow(255)
         self._first = 0
-        self._last_draw = 0  # of the call that wrote the outputs
+        self._last = 0  # number of the call that wrote the outputs
         self._kept: dict[str, np.ndarray] | None = None
         self._idle: _Since | None = None  # when the last quiet batch was over
         self._idle_ran = self._idle_seconds = 0.0
@@ -101,16 +101,21 @@ class Stopwatch:
         """Seconds for ``calls`` calls, hand-over included; the first reads inputs of ``draw``.
 
         With ``keep`` the outputs are copied at once, for ``verify``: what is written after completion was signalled
-        comes too late.
+        comes too late. Then the last call reads the copies that references are kept for: those at a random place that
+        go with ``draw``.
         """
-        self._first += (draw - self._first) % DRAWS
+        timed = self._session.timed
+        if keep:
+            self._first += (timed.checked[draw] - (self._first + calls - 1)) % timed.period
+        else:
+            self._first += (draw - self._first) % DRAWS
         self._idle = None
         self._reset()
         seconds = self._process.run(self._session.workload, self._arguments, self._scratch, self._threads, calls,
                                     self._first, self._seconds_allowed(calls))
         self._kept = self.outputs() if keep and not isinstance(seconds, Failure) else None
         self._first += calls
-        self._last_draw = (self._first - 1) % DRAWS
+        self._last = (self._first - 1) % timed.period
         if calls and not isinstance(seconds, Failure):
             self._slowest = max(self._slowest, seconds / calls)
         return seconds
@@ -193,10 +198,10 @@ class Stopwatch:
         """Holds what the last batch left in the outputs against what is right; an extra single call where that is
         unknowable.
         """
-        if not self.idempotent and isinstance(single := self.batch(1), Failure):
+        if not self.idempotent and isinstance(single := self.batch(1, keep=True), Failure):
             return single
         outputs = self._kept if self._kept is not None and self.idempotent else self.outputs()
-        return self._trespass() or expected.verify(outputs, self._last_draw)
+        return self._trespass() or expected.verify(outputs, self._last)
 
     def _trespass(self) -> Failure | None:
         """What the last batch wrote around its outputs and scratch: the rest of their pages, and the page in front."""

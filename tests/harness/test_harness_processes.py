@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness_kernels import WORKLOAD, after, candidate
 
@@ -146,3 +147,19 @@ def test_children_that_live_together_have_stacks_of_their_own() -> None:
     slots.wipe_stacks(4)
     assert slots.memory.map[mine] == 0 and slots.memory.map[theirs] == 1
     slots.close()
+
+
+def test_no_two_copies_of_a_streamed_tensor_are_equal_and_calls_read_theirs(target: Target, session: Session) -> None:
+    timed = session.timed
+    assert timed.period == timed.tensors["w"].copies > 64
+    weights = [timed.inputs(number)["w"].tobytes() for number in range(timed.period)]
+    assert len(set(weights)) == timed.period and timed.inputs(timed.period + 3)["w"].tobytes() == weights[3]
+    assert all(np.isfinite(np.frombuffer(w, np.float32)).all() for w in weights)
+    process = session.start(image_of(target))
+    assert isinstance(process, Process)
+    stopwatch = Stopwatch(session, process, 2)
+    assert stopwatch.prepare() is None
+    for draw in (0, 1, 0):
+        assert isinstance(stopwatch.batch(5, draw, keep=True), float)
+        assert stopwatch.verify(timed.expected(NumericsClass.EXACT)) is None
+    process.close()
