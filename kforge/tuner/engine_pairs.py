@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from kforge.engine.engine import Engine
@@ -14,6 +15,7 @@ from kforge.tuner.modes import ModeDriver
 from kforge.tuner.options import TuneOptions
 
 PAIRS = 40
+_LEAST_PAIRS, _PAIR_SECONDS = 12, 8.0  # a prefill takes so long that fewer pairs must do
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Pairs:
 
     location: Location
     same_tokens: bool
+    count: int
 
     @property
     def apparent(self) -> float:
@@ -59,15 +62,18 @@ class EnginePairs:
 
 
 def interleave(new: ModeDriver, old: ModeDriver) -> Pairs:
-    """Alternating bursts of two engines from the same start, ABBA."""
+    """Alternating bursts of two engines from the same start, ABBA: ``PAIRS`` of them, or what some seconds allow."""
     new.restart()
     old.restart()
     same = new.burst().output == old.burst().output
-    ratios = []
+    ratios: list[float] = []
+    until = time.monotonic() + _PAIR_SECONDS
     for n in range(PAIRS):
+        if n >= _LEAST_PAIRS and time.monotonic() > until:
+            break
         first, second = (new, old) if n % 2 == 0 else (old, new)
         a, b = first.burst(), second.burst()
         same &= a.output == b.output
         fresh, stale = (a, b) if first is new else (b, a)
         ratios.append(stale.seconds / fresh.seconds)
-    return Pairs(locate(ratios), same)
+    return Pairs(locate(ratios), same, len(ratios))

@@ -39,5 +39,5 @@ class TuneOptions:
 
 
 # Shares of the budget; what one stage leaves over, the next may use.
-SEARCH_UNTIL = 0.45
-JUDGE_UNTIL = 0.88
+SEARCH_UNTIL = 0.4
+JUDGE_UNTIL = 0.7

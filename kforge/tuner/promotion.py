@@ -12,7 +12,7 @@ from kforge.engine.kernel_set import KernelSet, Overlay, TunedKernels
 from kforge.models.workloads import Mode
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
-from kforge.tuner.engine_pairs import PAIRS, EnginePairs, interleave
+from kforge.tuner.engine_pairs import EnginePairs, interleave
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.progress import Watcher
 
@@ -61,6 +61,14 @@ def as_if_promoted(snapshot: Snapshot, accepted: Sequence[KernelRecord]) -> Snap
     return Snapshot.of([*kept, *new], snapshot.settlements)
 
 
+@dataclass(frozen=True)
+class _Reached:
+    """One mode's verdicts, and the problems (by key) that the time did not reach in it."""
+
+    verdicts: tuple[EngineVerdict, ...]
+    unreached: frozenset[str]
+
+
 class Promotion:
     """Runs the engine in pairs, decides per kernel, and writes the states."""
 
@@ -76,20 +84,32 @@ class Promotion:
         time_is_up: Callable[[], bool],
     ) -> list[EngineVerdict]:
         """``before``: the registry when the run began; ``now``: with its settlements. A kernel is promoted when every
-        mode that calls it is not slower and gives the same tokens; what was not reached stays accepted, and so does
-        what is for a layout that is not the settled one."""
+        mode that calls it is not slower and gives the same tokens. While the time has not reached them all it stays
+        accepted, without a word from the engine, so that the next tune goes on with it; so does what is for a layout
+        that is not the settled one."""
         accepted = [k for k in accepted if self._laid(k, now)]
         tuned = TunedKernels(as_if_promoted(now, accepted), self._registry.store, self._pairs.default)
         old = TunedKernels(Snapshot.of(before.kernels, now.settlements), self._registry.store, self._pairs.default)
         verdicts = [self._from_json(d) for d in self._folder.of(Event.PROMOTION)]
         known = {(v.problem, v.mode) for v in verdicts}
         problems = list(dict.fromkeys(k.problem for k in accepted))
+        unreached: set[str] = set()
         for mode in modes:
             missing = [p for p in problems if (p.key, mode.name) not in known]
-            if missing and not time_is_up():
-                verdicts += self._mode(mode, missing, accepted, tuned, old, time_is_up)
+            if missing and time_is_up():
+                unreached |= {p.key for p in missing}
+            elif missing:
+                found = self._mode(mode, missing, accepted, tuned, old, time_is_up)
+                verdicts += found.verdicts
+                unreached |= found.unreached
         for kernel in accepted:
-            self._decide(kernel, [v for v in verdicts if v.problem == kernel.problem.key])
+            own = [v for v in verdicts if v.problem == kernel.problem.key]
+            if kernel.problem.key in unreached and all(v.promotes for v in own):
+                self._watcher.note(
+                    f"{kernel.candidate_hash}: accepted, not promoted: the time did not reach all its engine runs"
+                )
+            elif own:
+                self._decide(kernel, own)
         return verdicts
 
     def _mode(
@@ -100,15 +120,19 @@ class Promotion:
         tuned: KernelSet,
         old: KernelSet,
         time_is_up: Callable[[], bool],
-    ) -> list[EngineVerdict]:
-        verdicts = []
+    ) -> _Reached:
+        verdicts: list[EngineVerdict] = []
+        unreached: set[str] = set()
         with self._pairs.driver(tuned, mode) as new:
             new.burst()
             engaged = new.used()
             floor = self._pairs.floor(new, tuned, mode)
             for problem in problems:
                 hashes = {k.candidate_hash for k in accepted if k.problem == problem}
-                if not hashes & engaged.keys() or time_is_up():
+                if not hashes & engaged.keys():
+                    continue
+                if time_is_up():
+                    unreached.add(problem.key)
                     continue
                 before = new.used()
                 with self._pairs.driver(Overlay(tuned, {problem.key: old}, "without"), mode) as without:
@@ -116,12 +140,12 @@ class Promotion:
                 calls = sum(n - before.get(h, 0) for h, n in new.used().items() if h in hashes)
                 at = pairs.location
                 verdict = EngineVerdict(
-                    problem.key, mode.name, at.gain, at.lower, at.upper, pairs.same_tokens, calls, PAIRS, floor
+                    problem.key, mode.name, at.gain, at.lower, at.upper, pairs.same_tokens, calls, pairs.count, floor
                 )
                 self._folder.write(Event.PROMOTION, dataclasses.asdict(verdict))
                 self._watcher.note(f"{problem.key}: {verdict.reason}")
                 verdicts.append(verdict)
-        return verdicts
+        return _Reached(tuple(verdicts), frozenset(unreached))
 
     def _laid(self, kernel: KernelRecord, now: Snapshot) -> bool:
         """Whether the engine holds this kernel's weight in the layout that it needs."""
@@ -132,11 +156,6 @@ class Promotion:
         return False
 
     def _decide(self, kernel: KernelRecord, verdicts: Sequence[EngineVerdict]) -> None:
-        if not verdicts:
-            self._watcher.note(
-                f"{kernel.candidate_hash}: accepted, not promoted: the time did not reach its engine run"
-            )
-            return
         evidence: dict[str, object] = {"engine": [dataclasses.asdict(v) for v in verdicts]}
         reason = "; ".join(v.reason for v in verdicts)
         state = KernelState.PROMOTED if all(v.promotes for v in verdicts) else KernelState.ACCEPTED

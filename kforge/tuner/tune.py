@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kforge.backends.handwritten import HAND
 from kforge.core.defaults import PAGE_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
@@ -105,14 +104,13 @@ def _started(options: TuneOptions, target: Target) -> dict:
 
 def awaiting_engine(registry: Registry, run: str, target: Target) -> list[KernelRecord]:
     """Kernels that this run's judge accepted and whose last word from the engine is still to come or to repeat; and
-    those that people handed in (kforge try --submit) on which the engine has said nothing yet."""
+    those of earlier runs, or handed in (kforge try --submit), on which the engine has said nothing yet."""
     return [
         k
         for k in registry.snapshot().kernels
         if (k.run == run and k.state in (KernelState.ACCEPTED, KernelState.PROMOTED))
         or (
-            k.proposer == HAND
-            and k.state is KernelState.ACCEPTED
+            k.state is KernelState.ACCEPTED
             and k.target_identity == target.identity
             and len(registry.events(k.id)) == 1
         )

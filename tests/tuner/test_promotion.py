@@ -23,6 +23,7 @@ from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Silent
 from kforge.tuner.promotion import EngineVerdict, Promotion
+from kforge.tuner.tune import awaiting_engine
 from kforge.tuner.winners import Seconds, record_of
 
 VERDICT = EngineVerdict("p", "decode", 0.02, 0.005, 0.04, True, 100, 40)
@@ -71,6 +72,10 @@ def test_the_engine_runs_with_and_without_a_winner_and_proves_that_it_was_called
         accepted = [dataclasses.replace(record, id=number)]
         pairs = EnginePairs(model, options, DefaultKernels(target))
         promotion = Promotion(pairs, registry, folder, Silent())
+        # While the time reaches no engine run, or only some of them, nothing is promoted and the next tune goes on.
+        assert promotion.promote(before, read(tmp_path / "registry.db"), accepted, [MODE], lambda: True) == []
+        assert read(tmp_path / "registry.db").kernels[0].state is KernelState.ACCEPTED
+        assert [k.id for k in awaiting_engine(registry, "next", target)] == [number]
         verdicts = promotion.promote(before, read(tmp_path / "registry.db"), accepted, [MODE], lambda: False)
         assert [v.same_tokens for v in verdicts] == [True]
         assert verdicts[0].calls > 40 and verdicts[0].floor > 0
