@@ -11,8 +11,6 @@ from harness_kernels import WORKLOAD, candidate
 from kforge.core.target import Target
 from kforge.core.trial import Candidate, Decision, FailureClass
 from kforge.harness import Harness
-from kforge.harness.agreement import Agreement, Claim, agree
-from kforge.harness.audit import AuditSample
 from kforge.harness.judge import Rules
 from kforge.harness.pairs import ContestantFailure
 from kforge.harness.timing import Plan
@@ -22,39 +20,39 @@ QUICK = Plan(batch_seconds=0.004, batches=5, handovers=20)
 RULES = Rules(looks=(5, 8))
 
 
-@pytest.mark.parametrize("name", ["REMEMBERS_IN_SCRATCH", "REPAIRS", "WALKS_UP"])
+# What disarms each of them. A cheat is held against its disarmed self, since its code may be faster than the plain one.
+DISARMED = {
+    "REMEMBERS_IN_SCRATCH": ("known[e].key == key", "known[e].key == key + 2"),
+    "REMEMBERS_ON_DEAD_STACK": ("known[e].key == key", "known[e].key == key + 2"),
+    "REPAIRS": ("same = out[m * os + n] == acc;", "same = out[m * os + n] == acc && M > 1 << 30;"),
+    "WALKS_UP": ("M == 4", "M > 1 << 30"),
+    "ENDS_THE_BATCH_EARLY": ("calls > 16", "calls > 1 << 30"),
+}
+
+
+def disarmed(name: str) -> Candidate:
+    what, to = DISARMED[name]
+    source = getattr(hostile_kernels, name).source
+    assert what in source
+    return candidate(source.replace(what, to))
+
+
+@pytest.mark.parametrize("name", ["REMEMBERS_IN_SCRATCH", "REMEMBERS_ON_DEAD_STACK", "REPAIRS", "WALKS_UP"])
 def test_what_an_earlier_call_left_is_worth_nothing(harness: Harness, name: str) -> None:
-    verdict = harness.judge(getattr(hostile_kernels, name), candidate(), [WORKLOAD], rules=RULES, pairs=6, plan=QUICK)
+    cheat = getattr(hostile_kernels, name)
+    verdict = harness.judge(cheat, disarmed(name), [WORKLOAD], rules=RULES, pairs=6, plan=QUICK)
     assert verdict.decision is not Decision.ACCEPTED, verdict.text
 
 
-def test_answers_kept_on_the_stack_win_in_batches_and_lose_in_the_audit(harness: Harness) -> None:
-    cheat = hostile_kernels.REMEMBERS_ON_DEAD_STACK
-    claim = claimed(harness, cheat)
-    sample = harness.audit(cheat, candidate(), WORKLOAD, seconds=claim.seconds)
-    assert isinstance(sample, AuditSample), sample
-    assert agree([claim], [sample]).agreement is not Agreement.CONFIRMED
-    verdict = harness.judge(cheat, candidate(), [WORKLOAD])
-    assert verdict.decision is not Decision.ACCEPTED, verdict.text
-
-
-def test_a_batch_that_ends_early_wins_and_its_audit_finds_calls_that_were_not_made(target: Target) -> None:
+def test_an_audit_finds_calls_that_a_batch_which_ends_early_did_not_make(target: Target) -> None:
     cheat = hostile_kernels.ENDS_THE_BATCH_EARLY
     with Harness(target, 1) as alone:
-        claim = claimed(alone, cheat)
         # Several calls a command, as for a kernel that is as fast as this one pretends to be.
-        found = alone.audit(cheat, candidate(), WORKLOAD, seconds=claim.seconds / 10)
-        verdict = alone.judge(cheat, candidate(), [WORKLOAD])
+        found = alone.audit(cheat, candidate(), WORKLOAD, seconds=2e-6)
+        verdict = alone.judge(cheat, disarmed("ENDS_THE_BATCH_EARLY"), [WORKLOAD])
     assert isinstance(found, ContestantFailure) and found.hash == cheat.hash
     assert "audited call" in found.failure.reason
     assert verdict.decision is not Decision.ACCEPTED, verdict.text
-
-
-def claimed(harness: Harness, cheat: Candidate) -> Claim:
-    """What the cheat's batches say, and that they say much."""
-    honest, quick = harness.evaluate(candidate(), WORKLOAD).timing, harness.evaluate(cheat, WORKLOAD).timing
-    assert honest is not None and quick is not None and quick.seconds < honest.seconds / 2
-    return Claim(quick.seconds, honest.seconds - quick.seconds, 1)
 
 
 def test_a_thread_that_goes_on_after_the_call_is_found_out(harness: Harness, threads: int) -> None:
