@@ -139,7 +139,7 @@ def _varied(copies: np.ndarray, differing: np.ndarray, dtype: DType) -> None:
     scales are below one, of which any mixture is, too.
     """
     rng = np.random.Generator(np.random.SFC64(secrets.randbits(128)))
-    free = np.resize(np.array(_FREE_BITS[dtype]).view(np.uint8), differing.size) & differing
+    free = np.resize(np.array([_FREE_BITS[dtype]]).view(np.uint8), differing.size) & differing
     for copy in copies:
         copy ^= np.frombuffer(rng.bytes(free.size), np.uint8) & free
 
