@@ -156,7 +156,7 @@ def _attention(exp: Callable[[np.ndarray], np.ndarray], p_type: Callable[[np.nda
             for t in range(first, last):
                 seen = length - (last - t) + 1
                 for g in range(kv_heads):
-                    scores = (q[t, g] @ k[:seen, g].T) * F(d**-0.5)
+                    scores = (q[t, g] @ k[:seen, g].T) * F(op.given_scalars(w, given)[0])
                     weights = p_type(exp(scores - scores.max(axis=1, keepdims=True)))
                     out[t, g] = (weights @ v[:seen, g]) / weights.sum(axis=1, keepdims=True)
         return {"out": out.reshape(given["q"].shape)}
@@ -217,7 +217,7 @@ def _rms(eps: bool = True, digits: int = 24, skip: int = 0) -> Kernel:
     def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
         x = given["x"]
         square = (x * x)[:, skip:].cumsum(axis=1, dtype=F)[:, -1:] / F(x.shape[1])
-        r = 1 / np.sqrt(square + F(1e-5 if eps else 0))
+        r = 1 / np.sqrt(square + F(op.given_scalars(w, given)[0] if eps else 0))
         return {"out": x * (np.round(r * 2**digits) / 2**digits if digits < 24 else r) * given["weight"]}
 
     return kernel

@@ -89,12 +89,14 @@ class Process:
         return Scratch(first, Place(first.slot, first.start + round_up(wanted, PAGE) + PAGE, wanted, fence=PAGE))
 
     def run(self, workload: Workload, tensors: Sequence[TensorArgument], scratch: Scratch | None, threads: int,
-            calls: int, first: int, seconds: float, *, staggered: bool = False) -> float | Failure:
+            calls: int, first: int, seconds: float, *, staggered: bool = False,
+            scalars: Sequence[float] | None = None) -> float | Failure:
         """Seconds for ``calls`` calls, hand-over included; call i reads copy (first + i) mod copies of each tensor.
 
-        ``staggered``: the threads begin every call at moments of their own, drawn at random.
+        ``staggered``: the threads begin every call at moments of their own, drawn at random. ``scalars``: those of
+        timed calls, if not given.
         """
-        self._put_axes(workload)
+        self._put_axes(workload, scalars)
         page = self.child.page
         page.command, page.threads, page.tensors = int(Command.RUN), threads, len(tensors)
         page.calls, page.first, page.seed, page.staggered = calls, first, secrets.randbits(32), staggered
@@ -131,7 +133,8 @@ class Process:
             self.slots.fence(scratch, fence)
             self.slots.view(scratch)[:] = poison
         arguments = [TensorArgument(self.address(p), form.strides) for form, p in zip(forms, places, strict=True)]
-        elapsed = self.run(workload, arguments, Scratch(scratch) if scratch else None, threads, 1, 0, seconds)
+        elapsed = self.run(workload, arguments, Scratch(scratch) if scratch else None, threads, 1, 0, seconds,
+                           scalars=self._operator.given_scalars(workload, inputs))
         if isinstance(elapsed, Failure):
             return elapsed
         if (failure := self._trespass(forms, places, scratch, inputs, fence)) is not None:
@@ -163,11 +166,11 @@ class Process:
                     return Failure(FailureClass.INPUT_MODIFIED, f"the kernel changed its input {name}")
         return None
 
-    def _put_axes(self, workload: Workload) -> None:
+    def _put_axes(self, workload: Workload, scalars: Sequence[float] | None = None) -> None:
         axes = workload.axes
         for i, name in enumerate(self._operator.dynamic_axes):
             self.child.page.axes[i] = axes[name]
-        for i, value in enumerate(self._operator.scalars(workload)):
+        for i, value in enumerate(self._operator.scalars(workload) if scalars is None else scalars):
             self.child.page.scalars[i] = value
 
     def close(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from importlib import import_module
 
-from kforge.operators.base import Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
+from kforge.operators.base import Bound, Cost, Distribution, Operator, Part, Residency, Role, TensorSpec
 
-__all__ = ["Bound", "Cost", "Distribution", "Operator", "Residency", "Role", "TensorSpec", "get", "names"]
+__all__ = ["Bound", "Cost", "Distribution", "Operator", "Part", "Residency", "Role", "TensorSpec", "get", "names"]
 
 _WHERE = {
     "embedding": ("embedding", "Embedding"),

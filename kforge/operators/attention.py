@@ -12,7 +12,7 @@ from kforge.core.layout import Layout
 from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, numerics, spec
 from kforge.operators.attention_inputs import attention_inputs
-from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
+from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Part, Residency, Role, TensorSpec
 from kforge.operators.kv_cache import CACHE_TYPES, KvProblem
 from kforge.operators.numerics import U
 
@@ -64,7 +64,13 @@ class PagedAttention(Operator):
         return (workload.problem.int("D") ** -0.5,)
 
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
-        return attention_inputs(workload, seed, distribution)
+        import numpy as np
+
+        made = attention_inputs(workload, seed, distribution)
+        if distribution is not Distribution.NORMAL:  # which is what timed calls have
+            factor = np.random.default_rng([seed, 10]).uniform(0.9, 0.98)
+            made["scale"] = np.array(self.scalars(workload)[0] * factor)
+        return made
 
     def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
         import numpy as np
@@ -72,7 +78,7 @@ class PagedAttention(Operator):
         p = KvProblem.of(workload.problem)
         q = inputs["q"].astype(np.float64).reshape(-1, p.kv_heads, p.heads // p.kv_heads, p.d)
         exact, bound = np.empty_like(q), np.empty_like(q)
-        scale = float(np.float32(self.scalars(workload)[0]))
+        scale = float(np.float32(self.given_scalars(workload, inputs)[0]))
         for part in _parts(inputs, p):
             for head in range(p.kv_heads):
                 queries = q[part.first:part.last, head]
@@ -87,9 +93,21 @@ class PagedAttention(Operator):
         p, axes = KvProblem.of(workload.problem), workload.axes
         out = np.empty_like(inputs["q"])
         spec.call("paged_attention", axes["S"], axes["B"], p.heads, p.kv_heads, p.d, p.page, CACHE_TYPES.index(p.dtype),
-                  self.scalars(workload)[0],
+                  self.given_scalars(workload, inputs)[0],
                   *(inputs[name] for name in ("q", "k_cache", "v_cache", "block_table", "query_start", "context")), out)
         return {"out": out}
+
+    def part(self, workload: Workload, inputs: Arrays, rows: np.ndarray) -> Part:
+        """Queries: each becomes a sequence of its own, which ends with it."""
+        import numpy as np
+
+        start = inputs["query_start"]
+        of = np.searchsorted(start, rows, side="right") - 1
+        context = (inputs["context"][of] - (start[of + 1] - 1 - rows)).astype(np.int32)
+        axes = {**workload.axes, "T": len(rows), "S": len(rows), "max_context": int(context.max())}
+        return Part(Workload.of(workload.problem, workload.count, workload.phase, **axes),
+                    {**inputs, "q": inputs["q"][rows], "block_table": inputs["block_table"][of], "context": context,
+                     "query_start": np.arange(len(rows) + 1, dtype=np.int32)})
 
     def cost(self, workload: Workload) -> Cost:
         """From the axes: contexts as ``inputs`` makes them, queries spread evenly over sequences."""

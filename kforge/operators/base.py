@@ -92,6 +92,14 @@ class Cost:
     operations: tuple[tuple[str, int], ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some rows of a call's outputs, as a call of their own."""
+
+    workload: Workload
+    inputs: Arrays
+
+
 class Operator(ABC):
     """A mathematical function with a contract. Instances are stateless; get them with ``kforge.operators.get``."""
 
@@ -100,14 +108,34 @@ class Operator(ABC):
     static_axes: ClassVar[tuple[str, ...]]
     dynamic_axes: ClassVar[tuple[str, ...]]  # the order in kf_launch.axes
     scalar_names: ClassVar[tuple[str, ...]] = ()
+    row_axis: ClassVar[str] = ""  # the dynamic axis that counts rows independent of one another, where there is one
 
     @abstractmethod
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         """Tensors in launch order."""
 
     def scalars(self, workload: Workload) -> tuple[float, ...]:
-        """Scalar values that cases use, in the order of ``scalar_names``."""
+        """Scalar values of timed calls, in the order of ``scalar_names``."""
         return ()
+
+    def given_scalars(self, workload: Workload, inputs: Arrays) -> tuple[float, ...]:
+        """Those of a case, which stand among its inputs under their names where they are not as in timed calls."""
+        usual = zip(self.scalar_names, self.scalars(workload), strict=True)
+        return tuple(float(inputs[name]) if name in inputs else value for name, value in usual)
+
+    def part(self, workload: Workload, inputs: Arrays, rows: np.ndarray) -> Part | None:
+        """The call whose outputs are these rows (int64, of the first axis) of this one's, or None where rows depend on
+        one another."""
+        if not self.row_axis:
+            return None
+        axes = workload.axes
+
+        def of(count: int) -> Workload:
+            return Workload.of(workload.problem, workload.count, workload.phase, **{**axes, self.row_axis: count})
+
+        more = zip(self.tensors(workload), self.tensors(of(axes[self.row_axis] + 1)), strict=True)
+        by_row = {spec.name for spec, longer in more if spec.shape != longer.shape}
+        return Part(of(len(rows)), {name: value[rows] if name in by_row else value for name, value in inputs.items()})
 
     @abstractmethod
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:

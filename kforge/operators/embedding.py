@@ -36,6 +36,7 @@ class Embedding(Operator):
     name = "embedding"
     static_axes = ("V", "H", "weight", "rows")
     dynamic_axes = ("T",)
+    row_axis = "T"
 
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         problem, t = workload.problem, workload.axes["T"]
@@ -50,8 +51,10 @@ class Embedding(Operator):
 
         problem, t = workload.problem, workload.axes["T"]
         v, h = problem.int("V"), problem.int("H")
-        ids = np.random.default_rng([seed, 3]).integers(0, v, t).astype(np.int32)
-        ids[:2] = [v - 1, 0][:t]
+        rng = np.random.default_rng([seed, 3])
+        ids = rng.integers(0, v, t).astype(np.int32)
+        if t > 2 or rng.integers(2):  # the edges of the table, at any place and not always
+            ids[rng.permutation(t)[:2]] = rng.permutation([v - 1, 0])[:t]
         table = layouts.random(_format(problem), v, h, seed)
         if distribution in (Distribution.MIXED, Distribution.DENORMAL):
             table = with_denormals(table)

@@ -72,6 +72,7 @@ class Linear(Operator):
     version = 2  # 2: a8 passes NaN and infinity on
     static_axes = ("K", "N", "weight", "act", "epilogue", "bias", "rows")
     dynamic_axes = ("M",)
+    row_axis = "M"
 
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         p, m = LinearProblem.of(workload.problem), workload.axes["M"]
@@ -92,8 +93,8 @@ class Linear(Operator):
         weight = layouts.random(p.format, p.n, p.k, seed)
         if distribution in (Distribution.CANCEL, Distribution.ROWS):
             weight = _paired(weight)
-        if distribution is Distribution.MIXED:
-            weight = with_denormals(weight)
+        if distribution in (Distribution.MIXED, Distribution.ROWS):
+            weight = with_denormals(weight, 2 if distribution is Distribution.MIXED else 8)
         made = {"x": numerics.draw(rng, m, p.k, distribution), "w": layouts.pack(weight, p.layout)}
         if p.bias:
             made["bias"] = rng.standard_normal(p.n, np.float32)

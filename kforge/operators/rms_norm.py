@@ -30,6 +30,7 @@ class RmsNorm(Operator):
     name = "rms_norm"
     static_axes = ("H", "residual")
     dynamic_axes = ("T",)
+    row_axis = "T"
     scalar_names = ("eps",)
 
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
@@ -47,7 +48,10 @@ class RmsNorm(Operator):
 
         t, h = workload.axes["T"], workload.problem.int("H")
         rng = np.random.default_rng([seed, 2])
-        made = {"x": numerics.draw(rng, t, h, distribution), "weight": rng.uniform(0.5, 1.5, h).astype(np.float32)}
+        weight = rng.uniform(0.5, 1.5, h) * rng.choice([-1, 1], h)
+        made = {"x": numerics.draw(rng, t, h, distribution), "weight": weight.astype(np.float32)}
+        if distribution is not Distribution.NORMAL:  # which is what timed calls have
+            made["eps"] = np.array(10 ** rng.uniform(-6.5, -4))
         if workload.problem.int("residual"):
             made["residual"] = numerics.draw(rng, t, h, distribution)
         return made
@@ -61,7 +65,7 @@ class RmsNorm(Operator):
             with np.errstate(invalid="ignore"):
                 h = h + inputs["residual"]
             bounds["residual"] = Bound(h, U * np.abs(h))
-        r = 1 / np.sqrt((h * h).mean(axis=1, keepdims=True) + self.scalars(workload)[0])
+        r = 1 / np.sqrt((h * h).mean(axis=1, keepdims=True) + self.given_scalars(workload, inputs)[0])
         with np.errstate(invalid="ignore"):
             exact = h * r * inputs["weight"]
         error = numerics.sum_error((h != 0).sum(axis=1, keepdims=True)) / 2 + 14 * U
@@ -73,7 +77,8 @@ class RmsNorm(Operator):
 
         out = np.empty_like(inputs["x"])
         residual = np.array(inputs["residual"]) if "residual" in inputs else None
-        spec.call("rms_norm", *out.shape, self.scalars(workload)[0], inputs["x"], inputs["weight"], residual, out)
+        eps = self.given_scalars(workload, inputs)[0]
+        spec.call("rms_norm", *out.shape, eps, inputs["x"], inputs["weight"], residual, out)
         return {"out": out} if residual is None else {"residual": residual, "out": out}
 
     def cost(self, workload: Workload) -> Cost:

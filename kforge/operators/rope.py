@@ -52,14 +52,18 @@ class RopeKvWrite(Operator):
             raise ValueError(f"{workload.key}: {axes['pages']} pages of {p.page} have no room for {t} tokens")
         rng = np.random.default_rng([seed, 4])
         slot = rng.permutation(slots)[:t].astype(np.int32)
-        if t >= 4:
+        if t >= 4 or (distribution is not Distribution.NORMAL and not rng.integers(4)):
             slot[rng.integers(0, t, max(1, t // 8))] = -1  # such tokens are not written
-        angle = np.arange(axes["positions"])[:, None] * 10000.0 ** (-2 * np.arange(p.d // 2) / p.d)
+        # Tables of no known base, phase or scaling: models differ in these.
+        frequency, phase = 10 ** rng.uniform(-6, 0, p.d // 2), rng.uniform(0, 7, p.d // 2)
+        angle = np.arange(axes["positions"])[:, None] * frequency + phase
+        size = rng.uniform(0.5, 1.5, p.d // 2)
         position = rng.integers(0, axes["positions"], t).astype(np.int32)
-        position[:1] = axes["positions"] - 1
+        if t > 1 or not rng.integers(4):
+            position[rng.integers(0, t)] = axes["positions"] - 1
         made = {"qkv": numerics.draw(rng, t, (p.heads + 2 * p.kv_heads) * p.d, distribution),
                 "position": position, "slot": slot,
-                "cos": np.cos(angle).astype(np.float32), "sin": np.sin(angle).astype(np.float32)}
+                "cos": (size * np.cos(angle)).astype(np.float32), "sin": (size * np.sin(angle)).astype(np.float32)}
         for name, shape in p.cache_shapes(axes["pages"]).items():
             made[name] = numerics.narrow(numerics.normals(rng, shape), p.dtype)
         return made

@@ -25,18 +25,24 @@ class SiluMul(Operator):
     name = "silu_mul"
     static_axes = ("I",)
     dynamic_axes = ("T",)
+    row_axis = "T"
 
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         t, i = workload.axes["T"], workload.problem.int("I")
         return (TensorSpec("gate_up", DType.F32, (t, 2 * i), Role.IN), TensorSpec("out", DType.F32, (t, i), Role.OUT))
 
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
+        """By lot the gate or the other factor follows the distribution. A NaN there stands beside a gate so far below
+        zero that a kernel may think its product known."""
         import numpy as np
 
         t, i = workload.axes["T"], workload.problem.int("I")
         rng = np.random.default_rng([seed, 6])
-        gate = numerics.draw(rng, t, i, distribution) * np.float32(4)
-        return {"gate_up": np.concatenate([gate, numerics.draw(rng, t, i, Distribution.NORMAL)], axis=1)}
+        kinds = [distribution, Distribution.NORMAL]
+        if rng.integers(2):
+            kinds = [Distribution.LARGE if distribution is Distribution.NAN else Distribution.NORMAL, distribution]
+        gate, up = (numerics.draw(rng, t, i, kind) for kind in kinds)
+        return {"gate_up": np.concatenate([gate * np.float32(4), up], axis=1)}
 
     def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
         import numpy as np
@@ -73,6 +79,7 @@ class GatherRows(Operator):
     name = "gather_rows"
     static_axes = ("H",)
     dynamic_axes = ("R", "T")
+    row_axis = "R"
 
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         axes, h = workload.axes, workload.problem.int("H")
@@ -86,7 +93,8 @@ class GatherRows(Operator):
         axes = workload.axes
         rng = np.random.default_rng([seed, 7])
         index = rng.integers(0, axes["T"], axes["R"]).astype(np.int32)
-        index[:1] = axes["T"] - 1
+        if axes["R"] > 1 or not rng.integers(4):
+            index[rng.integers(0, axes["R"])] = axes["T"] - 1
         return {"x": numerics.draw(rng, axes["T"], workload.problem.int("H"), distribution), "index": index}
 
     def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
@@ -109,7 +117,7 @@ class GatherRows(Operator):
 
     def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
         rows = buckets.inside(buckets.TOKENS, workload.axes["R"], seed)
-        return [Workload.of(workload.problem, workload.count, workload.phase, R=r, T=r if r == rows[0] else r + 50)
+        return [Workload.of(workload.problem, workload.count, workload.phase, R=r, T=r if 1 < r == rows[0] else r + 50)
                 for r in rows]
 
 
@@ -122,28 +130,27 @@ class Argmax(Operator):
     name = "argmax"
     static_axes = ("V",)
     dynamic_axes = ("R",)
+    row_axis = "R"
 
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         r, v = workload.axes["R"], workload.problem.int("V")
         return (TensorSpec("logits", DType.F32, (r, v), Role.IN), TensorSpec("out", DType.I32, (r,), Role.OUT))
 
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
-        """In turn, from row to row and from seed to seed, a row has its maximum up to two more times, at its end, or at
-        its beginning. In a ONE_HOT row with a negative value zeros tie. The last of several rows of NAN has no number
-        above minus infinity."""
+        """In turn, from row to row and from seed to seed, a row has its maximum at its end, at its beginning, at a
+        random place and up to two more times behind it, or at a random place. In a ONE_HOT row with a negative value
+        zeros tie. The last of several rows of NAN has no number above minus infinity."""
         import numpy as np
 
         rng = np.random.default_rng([seed, 8])
         logits = numerics.draw(rng, workload.axes["R"], workload.problem.int("V"), distribution)
         for i, row in enumerate(logits):
             largest, where = np.nanmax(row), np.nanargmax(row)
-            match (seed + i) % 3:
-                case 0:
-                    row[rng.integers(0, len(row), 2)] = largest
-                case 1:
-                    row[where], row[-1] = row[-1], largest
-                case _:
-                    row[where], row[0] = row[0], largest
+            # Its own place is nothing to rely on: the first of three would hardly ever be near the end.
+            place = (-1, 0, rng.integers(0, len(row)), rng.integers(0, len(row)))[(seed + i) % 4]
+            row[where], row[place] = row[place], largest
+            if (seed + i) % 4 == 2:
+                row[rng.integers(place, len(row), 2)] = largest
         if distribution is Distribution.NAN and len(logits) > 1:
             logits[-1] = np.nan
             logits[-1, rng.integers(0, logits.shape[1]):] = rng.choice([np.nan, -np.inf])

@@ -198,7 +198,8 @@ _DECODE = {WeightFormat.Q8_0: _q8_0, WeightFormat.Q4_0: _q4_0, WeightFormat.Q4_1
 
 
 def random(format: WeightFormat, n: int, k: int, seed: int) -> QuantizedWeight:
-    """Every stored integer equally likely, scales within a factor of two, weights of about 1 / sqrt(K). Quick."""
+    """Every stored integer equally likely, scales within a factor of two, of either sign, and a few of zero; weights of
+    about 1 / sqrt(K). Quick."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -211,7 +212,9 @@ def random(format: WeightFormat, n: int, k: int, seed: int) -> QuantizedWeight:
     spread_of_one = k**-0.5 / 2 ** (traits.bits - 2)
 
     def halves(columns: int, scale: float) -> np.ndarray:
-        return ((0.5 + rng.random((n, columns), np.float32)) * np.float32(scale)).astype(np.float16)
+        sizes = ((0.5 + rng.random((n, columns), np.float32)) * np.float32(scale)).astype(np.float16)
+        # Signs as files have them: the value of the largest size decides, not its absolute value.
+        return sizes * rng.choice(np.array([-1, 1, 0], np.float16), sizes.shape, p=(0.5, 0.48, 0.02))
 
     if not traits.superblock:
         d = halves(k // 32, spread_of_one)
@@ -225,16 +228,16 @@ def random(format: WeightFormat, n: int, k: int, seed: int) -> QuantizedWeight:
     return _weight(format, values, d, dmin, sc=sc, mn=mn)
 
 
-def with_denormals(weight: QuantizedWeight) -> QuantizedWeight:
-    """Every other row with denormal scales (float16) or, in a float format, denormal values: a decoder that flushes
-    them, or takes their exponent for an ordinary one, is wrong in the whole row."""
+def with_denormals(weight: QuantizedWeight, every: int = 2) -> QuantizedWeight:
+    """One of ``every`` rows with denormal scales (float16) or, in a float format, denormal values: a decoder that
+    flushes them, or takes their exponent for an ordinary one, is wrong in the whole row."""
     import numpy as np
 
     def denormal(values: np.ndarray) -> np.ndarray:
         wide: Any = np.uint32 if values.dtype == np.float32 else np.uint16
         mantissa = 23 if values.dtype == np.float32 else 10 if values.dtype == np.float16 else 7
         bits = np.array(values).view(wide)
-        bits[1::2] &= wide((1 << 8 * bits.itemsize - 1) | (1 << mantissa) - 1)
+        bits[1::every] &= wide((1 << 8 * bits.itemsize - 1) | (1 << mantissa) - 1)
         return bits.view(values.dtype)
 
     values = weight.values if weight.format.quantized else denormal(weight.values)

@@ -96,18 +96,18 @@ def test_a_forgotten_epilogue_is_caught(left_out):
 def test_rms_norm_bound(distribution):
     workload = rms_norm(1)
     operator, inputs, reference = case(workload, distribution)
-    h = inputs["x"] + inputs["residual"]
+    h, eps = inputs["x"] + inputs["residual"], operator.given_scalars(workload, inputs)[0]
     square = (h * h).cumsum(axis=1, dtype=np.float32)[:, -1:]
-    out = h / np.sqrt(square / np.float32(h.shape[1]) + np.float32(1e-5)) * inputs["weight"]
+    out = h / np.sqrt(square / np.float32(h.shape[1]) + np.float32(eps)) * inputs["weight"]
     assert ratio(reference["out"], out, DType.F32) < 0.5
     assert ratio(reference["residual"], h, DType.F32) <= 1
     if distribution is Distribution.TINY:
-        eps_part = 1e-5 / (h.astype(np.float64) ** 2).mean(axis=1, keepdims=True)
+        eps_part = eps / (h.astype(np.float64) ** 2).mean(axis=1, keepdims=True)
         without_eps = operator.spec(workload, inputs)["out"] * np.sqrt(1 + eps_part)
         assert ratio(reference["out"], without_eps.astype(np.float32), DType.F32) > 1
     if distribution is Distribution.NORMAL:
         short = (square - h[:, -1:] ** 2) / np.float32(h.shape[1])
-        dropped = h / np.sqrt(short + np.float32(1e-5)) * inputs["weight"]
+        dropped = h / np.sqrt(short + np.float32(eps)) * inputs["weight"]
         assert ratio(reference["out"], dropped, DType.F32) > 1
 
 
@@ -115,6 +115,7 @@ def plain_attention(workload, inputs, context=None):
     """softmax(q k^T) v in float32 in one pass, for any number of positions; ``context`` overrides how many are seen."""
     p = workload.problem
     heads, kv_heads, d, dtype = p.int("Hq"), p.int("Hkv"), p.int("D"), DType(p.str("kv"))
+    scale = operators.get("paged_attention").given_scalars(workload, inputs)[0]
     out = np.empty_like(inputs["q"]).reshape(-1, heads, d)
     k_cache, v_cache = (widen(inputs[name], dtype).astype(np.float32) for name in ("k_cache", "v_cache"))
     for s, length in enumerate(inputs["context"]):
@@ -127,7 +128,7 @@ def plain_attention(workload, inputs, context=None):
             for h in range(heads):
                 g = h // (heads // kv_heads)
                 q = inputs["q"].reshape(-1, heads, d)[t, h]
-                scores = (k[:seen, g] @ q) * np.float32(d**-0.5)
+                scores = (k[:seen, g] @ q) * np.float32(scale)
                 weights = np.exp(scores - scores.max())
                 out[t, h] = (weights @ v[:seen, g]) / weights.sum()
     return out.reshape(inputs["q"].shape)

@@ -73,7 +73,7 @@ def run(kernel: Kernel, workload: Workload, inputs: Arrays, threads: int) -> dic
     team = team_of(threads)
     with Program(team) as program:
         axes = np.array([workload.axes[name] for name in operator.dynamic_axes], np.int64)
-        program.add(kernel, tensors, axes, np.array(operator.scalars(workload), np.float64))
+        program.add(kernel, tensors, axes, np.array(operator.given_scalars(workload, inputs), np.float64))
         if team.scratch is not None:
             team.scratch[...] = 0xFF
         program.run()
