@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kforge.core.trial import NumericsClass
 from kforge.core.workload import Workload
-from kforge.operators.base import Bound, Distribution, Operator
+from kforge.operators.base import Bound, Distribution, Operator, Part, Role
 
 # What references may cost: scalar code does about half a billion operations a second, numpy ten times as many.
-SPEC_OPERATIONS = 3_000_000_000  # beyond: an exact candidate is held against its bound only
-REFERENCE_OPERATIONS = 40_000_000_000  # beyond: not checked at that size
+SPEC_OPERATIONS = 3_000_000_000  # beyond: rows drawn at random are held against the bits, all others against the bound
+REFERENCE_OPERATIONS = 40_000_000_000  # beyond: rows drawn at random are
+_SAMPLE_OPERATIONS = 500_000_000  # of a specification of such rows, at least one; of a reference ten times as many
 _BUDGET_OPERATIONS = 6_000_000_000  # of all cases together; the cheapest come first
 _ALL_KINDS = 15  # rows of one call in which every distribution finds a place
 _REPEATED = 3  # cases of the cheapest shape that are repeated: one of them is strided
@@ -41,11 +43,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Answer:
-    """A case's inputs and what must come out: bits for *exact*, bounds for *relaxed* and for large exact cases."""
+    """A case's inputs and what must come out: bits for *exact*, bounds for *relaxed* and beside the bits of large exact
+    cases. ``bits_rows``, ``bound_rows``: the rows of the outputs that these are for, all when None.
+    """
 
     inputs: Mapping[str, np.ndarray]
     bits: Mapping[str, np.ndarray] | None
     bounds: Mapping[str, Bound] | None
+    bits_rows: np.ndarray | None = None
+    bound_rows: np.ndarray | None = None
 
     @property
     def bytes(self) -> int:
@@ -117,8 +123,33 @@ class Answers:
 
 
 def solve(operator: Operator, workload: Workload, inputs: Mapping[str, np.ndarray], numerics: NumericsClass) -> Answer:
-    """References for these inputs, as far as they are affordable at this size."""
+    """References for these inputs; at sizes where they are not affordable, of rows that nobody can guess."""
     count = operations(operator, workload)
-    if numerics is NumericsClass.EXACT and count <= SPEC_OPERATIONS:
+    exact = numerics is NumericsClass.EXACT
+    if exact and count <= SPEC_OPERATIONS:
         return Answer(inputs, operator.spec(workload, inputs), None)
-    return Answer(inputs, None, operator.reference(workload, inputs) if count <= REFERENCE_OPERATIONS else None)
+    answer = Answer(inputs, None, None)
+    if exact and (some := _some(operator, workload, inputs, _SAMPLE_OPERATIONS)) is not None:
+        answer = replace(answer, bits=operator.spec(some.part.workload, some.part.inputs), bits_rows=some.rows)
+    if count <= REFERENCE_OPERATIONS or (some := _some(operator, workload, inputs, 10 * _SAMPLE_OPERATIONS)) is None:
+        return replace(answer, bounds=operator.reference(workload, inputs))
+    return replace(answer, bounds=operator.reference(some.part.workload, some.part.inputs), bound_rows=some.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class _Some:
+    """Rows of a call's outputs, and the call that has these alone."""
+
+    rows: np.ndarray
+    part: Part
+
+
+def _some(operator: Operator, workload: Workload, inputs: Mapping[str, np.ndarray], limit: int) -> _Some | None:
+    """Rows drawn at random, as many as ``limit`` operations are enough for and at least one; None where rows are not
+    independent.
+    """
+    rows = next(spec for spec in operator.tensors(workload) if spec.role is not Role.IN).shape[0]
+    number = max(1, min(rows, limit * rows // max(operations(operator, workload), 1)))
+    drawn = np.array(sorted(secrets.SystemRandom().sample(range(rows), number)))
+    part = operator.part(workload, inputs, drawn)
+    return None if part is None else _Some(drawn, part)

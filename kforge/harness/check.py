@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -88,15 +88,28 @@ def judge_outputs(specs: Sequence[TensorSpec], outputs: Mapping[str, np.ndarray]
     worst = 0.0
     for spec in specs:
         if answer.bits is not None:
-            mismatch = differing_bits(spec.name, spec.dtype, outputs[spec.name], answer.bits[spec.name])
+            value = _rows(outputs[spec.name], answer.bits_rows)
+            mismatch = differing_bits(spec.name, spec.dtype, value, answer.bits[spec.name])
             if mismatch is not None:
-                return Failure(FailureClass.INEXACT, "the output differs from the order specification", str(mismatch))
+                return Failure(FailureClass.INEXACT, "the output differs from the order specification",
+                               str(_at_row(mismatch, answer.bits_rows)))
         if answer.bounds is not None:
-            ratio = beyond_bound(spec.name, spec.dtype, outputs[spec.name], answer.bounds[spec.name])
+            value = _rows(outputs[spec.name], answer.bound_rows)
+            ratio = beyond_bound(spec.name, spec.dtype, value, answer.bounds[spec.name])
             if isinstance(ratio, Mismatch):
-                return Failure(FailureClass.INCORRECT, "the output is beyond the operator's error bound", str(ratio))
+                return Failure(FailureClass.INCORRECT, "the output is beyond the operator's error bound",
+                               str(_at_row(ratio, answer.bound_rows)))
             worst = max(worst, ratio)
     return worst
+
+
+def _rows(output: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    return output if rows is None else output[rows]
+
+
+def _at_row(mismatch: Mismatch, rows: np.ndarray | None) -> Mismatch:
+    """With the index that it has in the whole output."""
+    return mismatch if rows is None else replace(mismatch, index=(int(rows[mismatch.index[0]]), *mismatch.index[1:]))
 
 
 def _explained(failure: Failure, specs: Sequence[TensorSpec], outputs: Mapping[str, np.ndarray], operator: Operator,
@@ -108,7 +121,7 @@ def _explained(failure: Failure, specs: Sequence[TensorSpec], outputs: Mapping[s
             at = [int(i) for i in np.unravel_index(int(unwritten[0]), spec.shape)]
             detail = f"{spec.name}{at} was not written ({unwritten.size} of {len(raw)} elements)"
             return Failure(FailureClass.INCORRECT, "the kernel left output elements unwritten", detail)
-    if failure.kind is FailureClass.INEXACT:
+    if failure.kind is FailureClass.INEXACT and answer.bounds is None:
         bounded = judge_outputs(
             specs, outputs, Answer(answer.inputs, None, operator.reference(case.workload, answer.inputs))
         )

@@ -10,12 +10,15 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+import numpy as np
+
 from kforge.core.trial import Failure, NumericsClass
 from kforge.core.workload import Workload
 from kforge.harness.cases import Answers, Case, operations, plan_cases
 from kforge.harness.check import check
 from kforge.harness.process import Process
 from kforge.harness.repeats import repeat
+from kforge.harness.row_counts import check_row_counts
 from kforge.operators.base import Distribution, Operator
 
 _PLANS = 2  # each with inner shapes of its own
@@ -25,9 +28,11 @@ _REPEAT_SECONDS = 2.0  # a kernel of less than 0.2 ms makes all its calls in tha
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A passed check: how many cases it had, and how many calls were compared to find a race."""
+    """A passed check: how many cases it had, how many calls of all sorts of row counts, and how many calls were
+    compared to find a race."""
 
     cases: int
+    row_counts: int
     calls: int
 
 
@@ -41,11 +46,15 @@ def held_out_cases(operator: Operator, workload: Workload) -> list[Case]:
 
 def check_held_out(process: Process, operator: Operator, workload: Workload, numerics: NumericsClass,
                    threads: int) -> HeldOut | Failure:
-    """Every case, then the cheapest of them many times over."""
+    """Every case, calls of all sorts of row counts, then the cheapest case many times over."""
     cases, answers = held_out_cases(operator, workload), Answers()
     found = check(process, operator, numerics, cases, answers, threads)
     if isinstance(found, Failure):
         return told(found, operator)
+    row_counts = check_row_counts(process, operator, workload, numerics, threads,
+                                  np.random.default_rng(secrets.randbits(128)))
+    if isinstance(row_counts, Failure):
+        return told(row_counts, operator)
     cheapest = min((c for c in cases if c.distribution is Distribution.NORMAL),
                    key=lambda case: operations(operator, case.workload))
     calls = 0
@@ -54,7 +63,7 @@ def check_held_out(process: Process, operator: Operator, workload: Workload, num
         if isinstance(done, Failure):
             return told(done, operator)
         calls = done
-    return HeldOut(len(cases), calls)
+    return HeldOut(len(cases), row_counts, calls)
 
 
 def told(failure: Failure, operator: Operator) -> Failure:
