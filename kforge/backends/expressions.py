@@ -57,7 +57,7 @@ def _compiled(text: str) -> tuple[Callable[..., Any], frozenset[str]]:
         return _ENV.compile_expression(text, undefined_to_none=False), frozenset(used)
     except TemplateSyntaxError as error:
         raise ExpressionError(str(error.message)) from None
-    except RecursionError:
+    except (RecursionError, SyntaxError):  # the latter of Python, which limits parentheses
         raise ExpressionError("nested too deeply") from None
 
 

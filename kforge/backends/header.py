@@ -12,6 +12,8 @@ from kforge.core.workload import Attr
 
 _COMMENT = re.compile(r"\A\s*\{#-?\s*kforge[ \t]*\n(.*?)-?#\}", re.DOTALL)
 _TOML_LINE = re.compile(r"\(at line (\d+)")
+_MOST_SAID = 2000  # characters of an error: a template can make one as long as its memory allows
+_MOST_TEXT = 200  # characters of a choice
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -21,8 +23,8 @@ class TemplateError(KforgeError):
     def __init__(self, path: str, line: int, what: str) -> None:
         self.path = path
         self.line = line
-        self.what = what
-        super().__init__(f"{path}:{line}: {what}" if line else f"{path}: {what}")
+        self.what = what[:_MOST_SAID]
+        super().__init__(f"{path}:{line}: {self.what}" if line else f"{path}: {self.what}")
 
     @property
     def failure(self) -> Failure:
@@ -121,6 +123,9 @@ class _Parser:
         choices = table.get("choices")
         if not isinstance(choices, list) or not choices or not all(type(c) in (int, str) for c in choices):
             raise self.fail(name, f"parameter '{name}': choices must be a non-empty list of integers or texts")
+        if not all(abs(c) < 1 << 63 if isinstance(c, int) else len(c) <= _MOST_TEXT for c in choices):
+            raise self.fail(name, f"parameter '{name}': a choice is a number of 64 bits or a text of at most "
+                            f"{_MOST_TEXT} characters")
         if len(set(choices)) != len(choices):
             raise self.fail(name, f"parameter '{name}': a choice is listed twice")
         default = table.get("default", choices[0])

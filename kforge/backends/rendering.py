@@ -19,7 +19,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from kforge.backends.header import TemplateError
 
-_MAX_FILE = 1 << 20
+_MAX_FILE = 128 << 10  # parsing takes seconds a megabyte, and is done in this process
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,16 @@ def _render_here(root: Path, name: str, values: Mapping[str, Any], target: Mappi
         raise TemplateError(error.name or name, error.lineno, f"Jinja: {error.message}") from None
     except MemoryError:
         raise TemplateError(name, 0, f"rendering needs more than {limits.memory_bytes} bytes of memory") from None
-    except (JinjaError, RecursionError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except (JinjaError, RuntimeError, SyntaxError, ArithmeticError, TypeError, ValueError, LookupError,
+            AttributeError) as error:
         where, line = _place(error, name)
         raise TemplateError(where, line, f"{type(error).__name__}: {error}") from None
-    return "".join(parts)
+    text = "".join(parts)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TemplateError(name, 0, f"the rendered text is no Unicode: {error.reason}") from None
+    return text
 
 
 def _place(error: BaseException, name: str) -> tuple[str, int]:

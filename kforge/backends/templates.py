@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = ["Param", "RenderLimits", "Template", "TemplateError", "layouts", "loa
 Params = dict[str, Attr]
 
 _MAX_POINTS = 200_000
+_MAX_STEPS = 4 * _MAX_POINTS  # of a walk through them, those that a constraint rules out included
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,16 @@ class Template:
         return sum(abs(p.choices.index(point[p.name]) - p.choices.index(p.default)) for p in self.params)
 
     def _points(self, problem: Problem, target: Target, only: Params | None = None) -> Iterator[Params]:
-        """Legal sets, depth first; a constraint prunes as soon as the parameters that it names are set."""
+        """Legal sets, depth first; a constraint prunes as soon as the parameters that it names are set. Raises
+        TemplateError when so much is ruled out that a walk would never end."""
         static = _values(problem)
         due = _due(self)
+        steps = count(1)
 
         def extend(depth: int, point: Params) -> Iterator[Params]:
+            if next(steps) > _MAX_STEPS:
+                raise TemplateError(self.path, 0, f"more than {_MAX_STEPS} sets of parameters to look at; let "
+                                    "constraints name few parameters, the first ones first")
             values = {**static, **point}
             if not all(self._holds(text, "constraints", values, target) for text in due[depth]):
                 return

@@ -71,8 +71,12 @@ def build(candidate: Candidate, target: Target, *, compiler: Compiler | None = N
 
 def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...], limits: BuildLimits,
              note: str) -> Artifact | Failure:
+    try:
+        source = candidate.source.encode()
+    except UnicodeEncodeError as error:
+        return Failure(FailureClass.COMPILE, f"the source is no Unicode text: {error.reason} at {error.start}")
     with draft_folder() as work:
-        (work / _SOURCE).write_text(candidate.source, encoding="utf-8")
+        (work / _SOURCE).write_bytes(source)
         headers.place(work)
         ahead = headers.place_prelude(work, compiler, options)
         command = (compiler.path, *options, *ahead, _SOURCE, "-o", _OUTPUT)
