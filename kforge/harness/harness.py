@@ -178,7 +178,7 @@ class Harness:
             if isinstance(one, Failure):
                 return one
             found.append(one)
-        return HeldOut(*(sum(getattr(f, name) for f in found) for name in ("cases", "row_counts", "calls")))
+        return HeldOut(sum(f.cases for f in found), sum(f.row_counts for f in found), sum(f.calls for f in found))
 
     def audit(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, seconds: float,
               zygotes: int = AUDIT_ZYGOTES, first_zygote: int = 0,
