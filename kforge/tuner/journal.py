@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from kforge.core.errors import KforgeError, sentence_of
 from kforge.core.trial import Audit, Decision, Failure, FailureClass, RejectReason, Timing, Trial, Verdict
@@ -46,12 +46,14 @@ class RunFolder:
     """``runs/<id>/journal.jsonl`` and the files beside it. A last line torn by a kill is dropped on opening.
 
     ``damaged`` counts other lines that cannot be read: they stay where they are, and what they told is done again.
+    What somebody cuts from the file while the run goes on is written again.
     """
 
-    def __init__(self, path: Path, lines: list[Line], out: TextIO, damaged: int = 0):
+    def __init__(self, path: Path, lines: list[Line], out: BinaryIO, text: bytes = b"", damaged: int = 0):
         self.path = path
         self.lines = lines
         self.damaged = damaged
+        self._text = bytearray(text)  # of the file, as this process left it
         self._began = time.monotonic() - (lines[-1].at if lines else 0.0)
         self._out = out  # open for appending and locked
 
@@ -83,13 +85,13 @@ class RunFolder:
         try:
             out = _locked(path)  # first: what looks torn may be a line that another process is writing
             found = _read(path / "journal.jsonl")
-            out.truncate(found.whole_bytes)
+            out.truncate(len(found.text))
         except OSError as error:
             raise KforgeError(f"cannot go on with {path}: {sentence_of(error)}") from error
         if not found.lines or found.lines[0].kind is not Event.STARTED:
             out.close()
             raise KforgeError(f"{path}/journal.jsonl does not begin with a run's options; start a new run")
-        return cls(path, found.lines, out, found.damaged)
+        return cls(path, found.lines, out, found.text, found.damaged)
 
     @classmethod
     def lines_of(cls, path: Path) -> list[Line]:
@@ -99,17 +101,30 @@ class RunFolder:
     def write(self, kind: Event, data: dict) -> None:
         """Append one line and force it to the disk, so that a kill loses at most what was not yet decided."""
         line = Line(kind, round(self.used_seconds, 3), data)
+        text = (json.dumps({"kind": kind.value, "at": line.at, "data": data}) + "\n").encode()
         try:
-            if not _ends_a_line(self.path / "journal.jsonl"):  # somebody cut it: this line must not join what is left
-                self._out.write("\n")
-            self._out.write(json.dumps({"kind": kind.value, "at": line.at, "data": data}) + "\n")
+            self._mend()
+            self._out.write(text)
             self._out.flush()
             os.fsync(self._out.fileno())
         except OSError as error:
             raise KforgeError(
                 f"cannot write {self.path}/journal.jsonl: {error.strerror}; free some space"
             ) from error
+        self._text += text
         self.lines.append(line)
+
+    def _mend(self) -> None:
+        if os.fstat(self._out.fileno()).st_size == len(self._text):
+            return
+        left = (self.path / "journal.jsonl").read_bytes()
+        if self._text.startswith(left):
+            self._out.write(self._text[len(left) :])
+            return
+        if not left.endswith(b"\n"):  # edited: the next line must not join what stands there
+            self._out.write(b"\n")
+            left += b"\n"
+        self._text = bytearray(left)
 
     def of(self, kind: Event) -> list[dict]:
         return [line.data for line in self.lines if line.kind is kind]
@@ -138,9 +153,9 @@ class RunFolder:
         self.close()
 
 
-def _locked(folder: Path) -> TextIO:
+def _locked(folder: Path) -> BinaryIO:
     """The journal, for appending by this process alone. Raises OSError and, when another has it, KforgeError."""
-    out = open(folder / "journal.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the run
+    out = open(folder / "journal.jsonl", "ab")  # noqa: SIM115 - lives as long as the run
     try:
         fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -149,28 +164,21 @@ def _locked(folder: Path) -> TextIO:
     return out
 
 
-def _ends_a_line(path: Path) -> bool:
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - 1, 0))
-        return file.read() in (b"", b"\n")
-
-
 @dataclass(frozen=True)
 class _Journal:
-    """A journal's file as it is: ``whole_bytes`` up to the end of its last whole line."""
+    """A journal's file as it is: its ``text`` up to the end of its last whole line."""
 
     lines: list[Line]
     damaged: int
-    whole_bytes: int
+    text: bytes
 
 
 def _read(path: Path) -> _Journal:
     raw = path.read_bytes()
-    whole = raw.rfind(b"\n") + 1
+    whole = raw[: raw.rfind(b"\n") + 1]
     lines: list[Line] = []
     damaged = 0
-    for text in raw[:whole].split(b"\n")[:-1]:
+    for text in whole.split(b"\n")[:-1]:
         try:
             document = json.loads(text)
             lines.append(Line(Event(document["kind"]), float(document["at"]), document["data"]))

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.faults.scenario import Fault, Scenario, Variant
 from tests.faults.stage import World
 from tests.faults.watch import Process, send
@@ -105,8 +107,12 @@ def _deny(scenario: Scenario, here: World, process: Process) -> Harm:
         away = here.root / "home" / "away"
         away.mkdir()
         _move(here.database, away)
-        return Harm("the database is elsewhere", lambda: (_move(away / here.database.name, here.root / "home"),
-                                                          away.rmdir(), None)[-1])
+
+        def put_back() -> None:
+            _move(away / here.database.name, here.root / "home")
+            away.rmdir()
+
+        return Harm("the database is elsewhere", put_back)
     holder = sqlite3.connect(here.database, isolation_level=None, timeout=60, check_same_thread=False)
     holder.execute("begin immediate")
 
@@ -180,12 +186,12 @@ def _move(database: Path, to: Path) -> None:
 def _has_open(process: Process, path: Path) -> bool:
     try:
         return any(Path(f.path) == path for f in process.seen.open_files())
-    except Exception:  # it has ended
+    except psutil.NoSuchProcess:
         return False
 
 
-def _name(process: object) -> str:
+def _name(process: psutil.Process) -> str:
     try:
-        return process.name()  # type: ignore[attr-defined]
-    except Exception:  # it has ended
+        return process.name()
+    except psutil.NoSuchProcess:
         return "something that had just ended"

@@ -36,15 +36,31 @@ def test_a_damaged_line_in_the_middle_costs_no_other_line(tmp_path):
     assert journal.read_bytes() == text  # nothing of it is thrown away
 
 
-def test_a_line_written_after_somebody_cut_the_journal_is_kept(tmp_path):
+@pytest.mark.parametrize("kept", [0, 5, 60, 100])
+def test_what_somebody_cuts_from_a_journal_while_its_run_goes_on_is_written_again(tmp_path, kept):
     folder = RunFolder.create(tmp_path, "m")
+    journal = folder.path / "journal.jsonl"
     with folder:
         folder.write(Event.STARTED, {})
         folder.write(Event.TASK, {"task": "a"})
-        os.truncate(folder.path / "journal.jsonl", (folder.path / "journal.jsonl").stat().st_size - 9)
+        os.truncate(journal, min(kept, journal.stat().st_size - 9))
         folder.write(Event.TASK, {"task": "b"})
     with RunFolder.resume(folder.path) as again:
-        assert again.of(Event.TASK) == [{"task": "b"}]
+        assert [line.data for line in again.lines] == [{}, {"task": "a"}, {"task": "b"}]
+        assert again.damaged == 0
+
+
+def test_a_line_written_after_somebody_edited_the_journal_stands_by_itself(tmp_path):
+    folder = RunFolder.create(tmp_path, "m")
+    journal = folder.path / "journal.jsonl"
+    with folder:
+        folder.write(Event.STARTED, {})
+        folder.write(Event.TASK, {"task": "a"})
+        journal.write_bytes(journal.read_bytes().replace(b'"a"', b'"b')[:-5])
+        folder.write(Event.TASK, {"task": "c"})
+        folder.write(Event.TASK, {"task": "d"})
+    with RunFolder.resume(folder.path) as again:
+        assert again.of(Event.TASK) == [{"task": "c"}, {"task": "d"}]
         assert again.damaged == 1
 
 
