@@ -103,6 +103,9 @@ class Scenario:
         fault = list(Fault)[seed % len(Fault)]
         actions = RUNS if fault is Fault.JOURNAL else tuple(_ACTIONS)
         action = rng.choices(actions, [_ACTIONS[a] for a in actions])[0]
+        turn = seed // len(Fault)
+        if turn < len(actions):  # each fault meets each command once before chance decides
+            action = actions[(turn + seed) % len(actions)]
         whens = tuple(When) if action in RUNS else (When.TOUCH, When.TIME)
         if fault is Fault.JOURNAL:
             whens = (When.LINE,)  # before there is a line, there is nothing to cut
