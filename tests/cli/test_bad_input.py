@@ -299,9 +299,11 @@ def test_a_finished_run_is_shown_again_and_two_tunes_do_not_meet(
     first = Tuning(home, tmp_path / "runs", tiny, *TUNE)
     first.wait_for_trials(1)
     (run,) = first.trials()
+    first.process.send_signal(signal.SIGSTOP)  # it holds its locks, however long the others take to start
     refused(kforge("tune", tiny, *TUNE, "--runs-dir", tmp_path / "other"), "another tune (process")
     refused(kforge("tune", "--resume", tmp_path / "runs" / run), "another process is working on the run")
     assert not list((tmp_path / "other").glob("*"))  # a run that never began leaves nothing
+    first.process.send_signal(signal.SIGCONT)
     assert first.end().returncode == 0
     journal = (tmp_path / "runs" / run / "journal.jsonl").read_bytes()
     again = kforge("tune", "--resume", tmp_path / "runs" / run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from kforge.core.trial import Artifact, Decision, NumericsClass, Verdict
 from kforge.core.workload import Problem, Workload
 from kforge.registry.ask import open_snapshot
 from kforge.registry.database import Registry
+from kforge.targets.noise import Noise, NoiseClass, save_noise
 from kforge.tuner.tune import awaiting_engine
 from kforge.tuner.winners import Seconds, record_of
 
@@ -126,13 +128,19 @@ def test_a_template_is_tried_with_parameters_and_may_include_the_shipped_parts(k
 
 
 @pytest.mark.slow
-def test_a_submitted_kernel_that_wins_is_stored_as_accepted_and_waits_for_the_engine(kforge, write, home: Path):
+def test_a_submitted_kernel_that_wins_is_stored_as_accepted_and_waits_for_the_engine(
+    kforge, write, home: Path, monkeypatch
+):
     """The incumbent is a promoted kernel that does all work forty times."""
     target = host_target()
     workload = Workload.of(PROBLEM, T=8)
     slow = from_file(write(SLOW, "slow.cc"), PROBLEM, target, {}, NumericsClass.EXACT)
     artifact = build(slow, target)
     assert isinstance(artifact, Artifact)
+    # Calibrated as a busy machine, where forty times the work still shows; never calibrated, the judge would abstain.
+    monkeypatch.setenv("KFORGE_HOME", str(home))
+    for threads in range(1, target.cores + 1):
+        save_noise(Noise(threads, (NoiseClass(math.inf, 0.1, 1.5, 2.0),), 60, "2026-01-01"), target)
     with Registry.open(home / "registry.db") as registry:
         registry.begin_run("earlier", "toy", target.identity, home)
         verdict = Verdict(Decision.ACCEPTED, slow.hash, "d", 0.5, 0.4, 0.6, 50, 5, 0.0)
