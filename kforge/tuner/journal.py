@@ -103,7 +103,8 @@ class RunFolder:
         line = Line(kind, round(self.used_seconds, 3), data)
         text = (json.dumps({"kind": kind.value, "at": line.at, "data": data}) + "\n").encode()
         try:
-            self._mend()
+            if not self._restore():
+                self._end_line()
             self._out.write(text)
             self._out.flush()
             os.fsync(self._out.fileno())
@@ -114,14 +115,20 @@ class RunFolder:
         self._text += text
         self.lines.append(line)
 
-    def _mend(self) -> None:
+    def _restore(self) -> bool:
+        """Writes again what somebody cut off; False where the file was edited in another way."""
         if os.fstat(self._out.fileno()).st_size == len(self._text):
-            return
+            return True
         left = (self.path / "journal.jsonl").read_bytes()
-        if self._text.startswith(left):
-            self._out.write(self._text[len(left) :])
-            return
-        if not left.endswith(b"\n"):  # edited: the next line must not join what stands there
+        if not self._text.startswith(left):
+            return False
+        self._out.write(self._text[len(left) :])
+        return True
+
+    def _end_line(self) -> None:
+        """The next line must not join what stands in an edited file."""
+        left = (self.path / "journal.jsonl").read_bytes()
+        if not left.endswith(b"\n"):
             self._out.write(b"\n")
             left += b"\n"
         self._text = bytearray(left)
@@ -143,7 +150,9 @@ class RunFolder:
             self.path.rmdir()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the rest of a line that a full disk did not take: said by write
+        with contextlib.suppress(OSError, ValueError):  # a full disk, which write has told of; or it is closed already
+            self._restore()
+        with contextlib.suppress(OSError):  # the rest of a line that a full disk did not take
             self._out.close()
 
     def __enter__(self) -> RunFolder:

@@ -45,6 +45,7 @@ def test_what_somebody_cuts_from_a_journal_while_its_run_goes_on_is_written_agai
         folder.write(Event.TASK, {"task": "a"})
         os.truncate(journal, min(kept, journal.stat().st_size - 9))
         folder.write(Event.TASK, {"task": "b"})
+        os.truncate(journal, kept)  # nothing more is written: its end is put back when the run is closed
     with RunFolder.resume(folder.path) as again:
         assert [line.data for line in again.lines] == [{}, {"task": "a"}, {"task": "b"}]
         assert again.damaged == 0
