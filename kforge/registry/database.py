@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import fcntl
 import os
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,13 +24,13 @@ from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.paths import registry_path, store_path
 from kforge.core.trial import Trial
 from kforge.core.workload import Attr, Problem, attrs
+from kforge.registry.advice import advice
 from kforge.registry.schema import EventRow, KernelRow, RunRow, SettledRow, TrialRow
 from kforge.registry.snapshot import Snapshot, read
 from kforge.registry.store import Store
 
 PATIENCE = 30.0  # seconds that a writer waits for another
 _READS = "kforge_reads"  # execution option: a transaction that only reads
-_LEAST_FREE = 1 << 17  # bytes: SQLite's log of one step
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -72,7 +71,8 @@ class Registry:
         try:
             registry._migrate()
         except (DatabaseError, sqlite3.Error) as error:
-            raise KforgeError(f"registry {path} cannot be opened: {_cause(error)}; {_advice(path, error)}") from error
+            what = advice(path, str(_cause(error)))
+            raise KforgeError(f"registry {path} cannot be opened: {_cause(error)}; {what}") from error
         return registry
 
     def _migrate(self) -> None:
@@ -108,9 +108,9 @@ class Registry:
             with Session(self._engine.execution_options(**{_READS: reads})) as session, session.begin():
                 yield session
         except (DatabaseError, sqlite3.Error) as error:
-            advice = _advice(Path(self.name), error)
+            what = advice(Path(self.name), str(_cause(error)))
             raise KforgeError(
-                f"registry {self.name}: {_cause(error)}; nothing of this step was written, {advice}"
+                f"registry {self.name}: {_cause(error)}; nothing of this step was written, {what}"
             ) from error
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -328,18 +328,6 @@ def _state(session: Session, kernel_id: int) -> KernelState:
 def _cause(error: Exception) -> object:
     """SQLite's own error: SQLAlchemy wraps it, except where a connection is prepared."""
     return getattr(error, "orig", None) or error
-
-
-def _advice(path: Path, error: Exception) -> str:
-    """What to do: a registry that only lacks room or waits for somebody must not be moved away."""
-    said = str(_cause(error))
-    if "full" in said or shutil.disk_usage(path.parent).free < _LEAST_FREE:
-        return "free some space on its disk"
-    if "locked" in said:
-        return "wait for the process that holds it, or end that"
-    if "readonly" in said or not os.access(path.parent, os.W_OK):
-        return "set KFORGE_HOME to a folder that you may write to"
-    return "move it away or restore it"
 
 
 def _prepare(connection: sqlite3.Connection, _record: object) -> None:

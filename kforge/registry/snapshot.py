@@ -16,8 +16,10 @@ from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.layout import Layout
 from kforge.core.trial import NumericsClass
 from kforge.core.workload import Problem, attrs
+from kforge.registry.advice import advice
 
 KNOWN_SCHEMA = "0001"
+PATIENCE = 10.0  # seconds that a reader waits where another process holds all of it
 
 _KERNELS = """
 select k.*, (select state from event e where e.kernel = k.id order by e.id desc limit 1) as state
@@ -73,7 +75,7 @@ def read(path: Path) -> Snapshot:
     except OSError as error:
         raise KforgeError(f"registry {sentence_of(error)}") from error
     try:
-        connection = sqlite3.connect(_uri(path), uri=True, timeout=10)
+        connection = sqlite3.connect(_uri(path), uri=True, timeout=PATIENCE)
         connection.row_factory = sqlite3.Row
         try:
             if connection.execute("select count(*) from sqlite_master").fetchone()[0] == 0:
@@ -89,7 +91,7 @@ def read(path: Path) -> Snapshot:
         finally:
             connection.close()
     except sqlite3.Error as error:
-        raise KforgeError(f"registry {path} cannot be read: {error}; move it away or restore it") from error
+        raise KforgeError(f"registry {path} cannot be read: {error}; {advice(path, str(error))}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise KforgeError(f"registry {path} is damaged: {error}; move it away or restore it") from error
     return Snapshot.of(kernels, settlements)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.faults.records import files_in_use
 from tests.faults.scenario import Fault, Scenario, Variant
 from tests.faults.stage import World
 from tests.faults.watch import Process, send
@@ -113,6 +114,7 @@ def _deny(scenario: Scenario, here: World, process: Process) -> Harm:
             away.rmdir()
 
         return Harm("the database is elsewhere", put_back)
+    process.send(signal.SIGCONT)  # it may hold the lock itself
     holder = sqlite3.connect(here.database, isolation_level=None, timeout=60, check_same_thread=False)
     holder.execute("begin immediate")
 
@@ -144,19 +146,6 @@ def _damage(variant: Variant, here: World, rng: random.Random) -> Harm:
         with open(path, "r+b") as out:
             out.write(data)
     return Harm(f"{digest[:12]}: {variant}", digest=digest)
-
-
-def files_in_use(database: Path) -> set[str]:
-    """Of accepted and promoted kernels: what the registry answers for."""
-    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
-    try:
-        rows = connection.execute(
-            "select artifact_hash, source_hash, (select state from event where kernel = k.id order by id desc limit 1) "
-            "from kernel k").fetchall()
-    finally:
-        connection.close()
-    return {digest for artifact, source, state in rows if state in ("accepted", "promoted")
-            for digest in (artifact, source)}
 
 
 def _cut(scenario: Scenario, here: World, process: Process, rng: random.Random) -> Harm:

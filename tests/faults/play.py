@@ -9,8 +9,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.faults.harm import Harm, files_in_use, inflict
-from tests.faults.records import Records
+from tests.faults.harm import Harm, inflict
+from tests.faults.records import Records, files_in_use
 from tests.faults.scenario import RUNS, Action, Fault, Scenario, Variant, When
 from tests.faults.stage import Base, World, lines_in, world
 from tests.faults.tidy import strangers
@@ -48,8 +48,8 @@ def play(base: Base, scenario: Scenario, folder: Path) -> Played:
     with world(base, folder, cut_run=cut_run, cold=scenario.cold, disks=scenario.fault is Fault.DISK) as here:
         try:
             _Play(base, scenario, here, played).whole()
-        except TimeoutError as error:
-            played.violations.append(str(error))
+        except Exception as error:  # of the test itself, or a command that does not end
+            played.violations.append(f"{type(error).__name__}: {error}")
         finally:
             played.violations += [f"a process stayed: {p}" for p in leftover_processes()]
     played.recovered = not played.violations

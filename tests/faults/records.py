@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import sqlite3
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,11 +83,30 @@ def _engine_agrees(evidence: dict) -> bool:
 
 
 def _rows(database: Path) -> dict[str, dict[object, tuple]]:
-    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60)
-    try:
+    with as_it_is(database) as connection:
         return {t: {row[0]: tuple(row) for row in connection.execute(f"select * from {t}")} for t in _TABLES}
-    finally:
-        connection.close()
+
+
+def files_in_use(database: Path) -> set[str]:
+    """Of accepted and promoted kernels: what the registry answers for."""
+    last = "(select state from event where kernel = k.id order by id desc limit 1)"
+    with as_it_is(database) as connection:
+        rows = connection.execute(f"select artifact_hash, source_hash, {last} from kernel k").fetchall()
+    return {digest for *digests, state in rows if state in ("accepted", "promoted") for digest in digests}
+
+
+@contextlib.contextmanager
+def as_it_is(database: Path) -> Iterator[sqlite3.Connection]:
+    """A copy, with its log: a process that stands still may hold a lock that nobody else can wait for."""
+    with tempfile.TemporaryDirectory(prefix="kforge-faults-") as folder:
+        for suffix in ("", "-wal"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(f"{database}{suffix}", f"{folder}/copy.db{suffix}")
+        connection = sqlite3.connect(f"{folder}/copy.db")
+        try:
+            yield connection
+        finally:
+            connection.close()
 
 
 def _whole_lines(journal: Path) -> list[bytes]:

@@ -14,7 +14,7 @@ from kforge.core.kernel import KernelRecord, KernelState, Settled, Tier
 from kforge.core.layout import Layout
 from kforge.core.trial import Failure, FailureClass, NumericsClass, Timing, Trial
 from kforge.core.workload import Problem
-from kforge.registry import database
+from kforge.registry import database, snapshot
 from kforge.registry.database import Registry, Tried
 from kforge.registry.lookup import Asker, lookup
 from kforge.registry.maintenance import collect, verify
@@ -170,6 +170,19 @@ def test_a_registry_that_is_held_for_too_long_is_said_to_be(tmp_path, monkeypatc
     holder.execute("begin immediate")
     with Registry.open(path) as opened, pytest.raises(KforgeError, match=r"locked.*wait for the process"):
         opened.begin_run("r", "m", "t", tmp_path)
+    holder.close()
+
+
+def test_a_registry_that_nobody_may_read_now_is_not_to_be_moved_away(tmp_path, monkeypatch):
+    path = tmp_path / "registry.db"
+    Registry.open(path).close()
+    monkeypatch.setattr(snapshot, "PATIENCE", 0.1)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("pragma locking_mode=exclusive")
+    holder.execute("begin exclusive")
+    holder.execute("create table held (id)")
+    with pytest.raises(KforgeError, match=r"locked; wait for the process"):
+        read(path)
     holder.close()
 
 
