@@ -62,7 +62,7 @@ class Executor {
     // The command is copied first: a candidate that finds the shared page could otherwise change it between two calls.
     void run(const Control &control) {
         kforge::Team &team = control.threads == 1 ? alone_ : team_;
-        Batch batch{this, &team, control.calls, control.first, std::min(control.tensors, max_tensors), {}, {}, {},
+        Batch batch{this, &team, control.calls, control.first, control.step, std::min(control.tensors, max_tensors), {}, {}, {},
                     reinterpret_cast<char *>(control.scratch), control.scratch_bytes, control.scratch_stride, control.seed,
                     control.staggered != 0};
         std::copy_n(control.tensor, batch.tensors, batch.tensor);
@@ -78,7 +78,7 @@ class Executor {
     struct Batch {
         Executor *self;
         kforge::Team *team;
-        int64_t calls, first;
+        int64_t calls, first, step;
         int32_t tensors;
         TensorCommand tensor[max_tensors];
         int64_t axes[max_axes];
@@ -94,9 +94,10 @@ class Executor {
     static void work(const Batch &batch, int thread) {
         const Stacks &stacks = batch.self->stacks_;
         LaunchPage &page = *stacks.page(thread);
-        int64_t turn[max_tensors];
+        int64_t turn[max_tensors], step[max_tensors];
         for (int t = 0; t < batch.tensors; ++t) {
             turn[t] = batch.first % batch.tensor[t].copies;
+            step[t] = batch.step % batch.tensor[t].copies;
             std::copy_n(batch.tensor[t].strides, max_rank, page.strides[t]);
             page.tensors[t].strides = page.strides[t];
         }
@@ -117,7 +118,7 @@ class Executor {
             for (int t = 0; t < batch.tensors; ++t) {
                 const TensorCommand &tensor = batch.tensor[t];
                 page.tensors[t].data = reinterpret_cast<void *>(tensor.address + turn[t] * tensor.copy_stride);
-                if (++turn[t] == tensor.copies) turn[t] = 0;
+                if ((turn[t] += step[t]) >= tensor.copies) turn[t] -= tensor.copies;
             }
             if (batch.staggered) stagger(batch.seed, call, thread);
             kforge::FloatControl::defaults().write();

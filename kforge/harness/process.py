@@ -89,9 +89,9 @@ class Process:
         return Scratch(first, Place(first.slot, first.start + round_up(wanted, PAGE) + PAGE, wanted, fence=PAGE))
 
     def run(self, workload: Workload, tensors: Sequence[TensorArgument], scratch: Scratch | None, threads: int,
-            calls: int, first: int, seconds: float, *, staggered: bool = False,
+            calls: int, first: int, seconds: float, *, step: int = 1, staggered: bool = False,
             scalars: Sequence[float] | None = None) -> float | Failure:
-        """Seconds for ``calls`` calls, hand-over included; call i reads copy (first + i) mod copies of each tensor.
+        """Seconds for ``calls`` calls, hand-over included; call i reads copy (first + i step) mod copies.
 
         ``staggered``: the threads begin every call at moments of their own, drawn at random. ``scalars``: those of
         timed calls, if not given.
@@ -99,7 +99,8 @@ class Process:
         self._put_axes(workload, scalars)
         page = self.child.page
         page.command, page.threads, page.tensors = int(Command.RUN), threads, len(tensors)
-        page.calls, page.first, page.seed, page.staggered = calls, first, secrets.randbits(32), staggered
+        page.calls, page.first, page.step = calls, first, step
+        page.seed, page.staggered = secrets.randbits(32), staggered
         page.scratch = self.address(scratch.first) if scratch is not None else 0
         page.scratch_bytes = scratch.first.size if scratch is not None else 0
         page.scratch_stride = scratch.stride if scratch is not None else 0

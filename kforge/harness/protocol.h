@@ -42,7 +42,7 @@ enum Fault : int32_t { fault_none = 0, fault_plain = 1, fault_input = 2, fault_g
 
 struct TensorCommand {
     uint64_t address;
-    int64_t copies;       // call i uses copy (first + i) % copies
+    int64_t copies;       // call i uses copy (first + i step) % copies
     int64_t copy_stride;  // bytes between copies
     int64_t spoil_bytes;  // of an output whose lines may be spoiled between calls; 0 otherwise
     int64_t strides[max_rank];
@@ -72,6 +72,7 @@ struct Control {
     double scalars[max_scalars];
     TensorCommand tensor[max_tensors];
     int32_t staggered;  // threads begin each call at moments of their own
+    int64_t step;       // not known to a candidate: which copy the next call will read is not to be told from this one's
 };
 
 // control.py counts on these.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from kforge.operators.numerics import numpy_dtype
 _ROTATION_BYTES = 256 << 20
 _LARGEST_ROTATION = 1 << 30
 _LEAD_PAGES = 64
+_NEIGHBOURS = (1, 2, 3)  # copies, in either direction
+_DRAWN_STEPS = 100
 NUMBERS = (DType.F32, DType.F16, DType.BF16)
 GAP_LINES = 8  # at most, and at least one, of 64 bytes between rows of a slot
 _FREE_BITS = {DType.U8: np.uint8(0xFF), DType.F32: np.uint32(0x807FFFFF), DType.F16: np.uint16(0x83FF),
@@ -158,6 +161,25 @@ def rotation_copies(specs: Sequence[TensorSpec], llc_bytes: int) -> int:
     return -(-min(max(_ROTATION_BYTES, 4 * llc_bytes), _LARGEST_ROTATION) // streamed)
 
 
+def walking_step(period: int) -> int:
+    """By how much the numbers of timed calls go up, drawn for each session: what the next call will read, and might be
+    fetched ahead for it, is not to be told from where this one's inputs lie.
+
+    It has no divisor in common with the period: all copies are read before one is read again (and, as the period is
+    even, draws alternate). Where there are copies enough, the nearest neighbours of a copy in memory are read at least
+    an eighth of the walk before or after it, so that the cache has lost them.
+    """
+    step = 1
+    for _ in range(_DRAWN_STEPS):
+        step = 1 + secrets.randbelow(period - 1)
+        while math.gcd(step, period) != 1:
+            step = 1 + secrets.randbelow(period - 1)
+        calls = pow(step, -1, period)  # from one copy to its neighbour
+        if all(period <= 8 * (distance * calls % period) <= 7 * period for distance in _NEIGHBOURS):
+            break
+    return step
+
+
 class Session:
     """One zygote for one workload, and the slots of its processes.
 
@@ -173,6 +195,7 @@ class Session:
         self.cpus = tuple(cpus)
         self.operator = timed.operator
         self.workload = timed.workload
+        self.step = walking_step(timed.period)
         sizes: dict[str, SlotRequest] = {}
         for shape in (timed.workload, *shapes):
             for spec in self.operator.tensors(shape):

@@ -105,24 +105,26 @@ class Stopwatch:
         go with ``draw``.
         """
         timed = self._session.timed
+        step = self._session.step
         if keep:
-            self._first += (timed.checked[draw] - (self._first + calls - 1)) % timed.period
-        else:
-            self._first += (draw - self._first) % DRAWS
+            self._first += timed.checked[draw] - (self._first + (calls - 1) * step)
+        elif (draw - self._first) % DRAWS:
+            self._first += step
+        self._first %= timed.period
         self._idle = None
         self._reset()
         seconds = self._process.run(self._session.workload, self._arguments, self._scratch, self._threads, calls,
-                                    self._first, self._seconds_allowed(calls))
+                                    self._first, self._seconds_allowed(calls), step=step)
         self._kept = self.outputs() if keep and not isinstance(seconds, Failure) else None
-        self._first += calls
-        self._last = (self._first - 1) % timed.period
+        self._last = (self._first + (calls - 1) * step) % timed.period
+        self._first += calls * step
         if calls and not isinstance(seconds, Failure):
             self._slowest = max(self._slowest, seconds / calls)
         return seconds
 
     @property
     def position(self) -> int:
-        """Number of the next call, which says which copies it reads."""
+        """Number of the next call, which says which copies it reads. Numbers go up by the session's step."""
         return self._first
 
     @position.setter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from kforge.core.trial import Artifact, Failure, FailureClass, NumericsClass
 from kforge.harness import Harness
 from kforge.harness.control import State
 from kforge.harness.process import Process
-from kforge.harness.session import Session, TimedInputs, rotation_copies
+from kforge.harness.session import Session, TimedInputs, rotation_copies, walking_step
 from kforge.harness.slots import STACK_BYTES, SlotFile, SlotRequest
 from kforge.harness.timing import Stopwatch
 from kforge.operators import get
@@ -163,3 +164,13 @@ def test_no_two_copies_of_a_streamed_tensor_are_equal_and_calls_read_theirs(targ
         assert isinstance(stopwatch.batch(5, draw, keep=True), float)
         assert stopwatch.verify(timed.expected(NumericsClass.EXACT)) is None
     process.close()
+
+
+@pytest.mark.parametrize("period", [2, 4, 30, 86, 1466, 65536])
+def test_the_copy_that_the_next_call_reads_is_not_told_by_this_ones(period: int) -> None:
+    steps = {walking_step(period) for _ in range(40)}
+    assert all(math.gcd(step, period) == 1 and 0 < step < period for step in steps)
+    assert len(steps) >= (1 if period == 2 else 2)
+    if period >= 30:  # so many calls after a copy its neighbour is read
+        after = {pow(step, -1, period) for step in steps}
+        assert all(min(calls, period - calls) >= period / 8 for calls in after)
