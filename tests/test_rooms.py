@@ -21,7 +21,9 @@ FLOORS = {
     "registry": 2,
     "engine": 3,
     "tuner": 4,
-    "cli": 5,
+    "agent": 4,
+    "mcp": 5,
+    "cli": 6,
 }
 # Floor by floor, what may be used beside lower floors: neighbours on one floor, in one direction only.
 NEIGHBOURS = {
@@ -30,6 +32,7 @@ NEIGHBOURS = {
     ("models", "targets"),
     ("targets", "operators"),
     ("harness", "backends"),
+    ("agent", "tuner"),
     ("backends", "harness.sandbox"),
 }
 

@@ -33,7 +33,7 @@ def group() -> None:
 @app.command()
 def calibrate(
     decisions: Annotated[
-        int, typer.Option(help="A/A decisions; a tenth as many at each of the slow-downs.", min=1)
+        int, typer.Option(help="A/A decisions; a sixteenth as many at each of the slow-downs.", min=1)
     ] = 200,
     kernels: Annotated[str, typer.Option(help="Test kernels, by name and comma; empty: all of them.")] = "",
     threads: Annotated[int, typer.Option(help="Threads of a kernel; 0: all CPUs.", min=0)] = 0,

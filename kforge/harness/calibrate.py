@@ -38,7 +38,7 @@ _GROUPS = 12  # of LEAST_ZYGOTES zygotes: how far a kernel seems to be from itse
 _LONG = 18  # zygotes of the comparison that tells what a step costs
 _SHARE = 0.25  # by how much it slows the kernel down: far above the noise, and near enough for a step to cost the same
 _STEP_SECONDS = 1.2e-9  # first guess
-_PER_SLOWDOWN = 10  # A/A decisions for each decision at a slow-down
+_PER_SLOWDOWN = 16  # A/A decisions for each decision at a slow-down
 _PLACES = 3  # different addresses
 _FEWEST = 3  # rounds that a scatter between groups can be told from
 _TRIES = 3
@@ -297,7 +297,7 @@ def plan(names: Sequence[str], decisions: int) -> Iterator[tuple[str, float]]:
     """
     for i in range(decisions):
         yield names[i % len(names)], 0.0
-        if i % _PER_SLOWDOWN == _PER_SLOWDOWN - 1:
+        if i % _PER_SLOWDOWN == _PER_SLOWDOWN // 2:
             for slowdown in SLOWDOWNS:
                 yield names[i // _PER_SLOWDOWN % len(names)], slowdown
 
