@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
+import psutil
+
 from kforge.backends.cpp.admission import admit
 from kforge.backends.cpp.build import build
 from kforge.core.errors import KforgeError
@@ -41,7 +43,10 @@ from kforge.operators import get
 from kforge.targets.noise import noise_of
 from kforge.targets.roofline import fresh_limit, time_limit
 
-_OPEN_WORKLOADS = 4  # zygotes and inputs kept ready; a tuner works on one workload at a time, in a few shapes
+# Zygotes and inputs are kept ready: at least so many, and as many as this share of the free memory holds. A round of a
+# search goes over all buckets of a task in every layout, and making one takes longer than a trial.
+_OPEN_WORKLOADS = 4
+_OPEN_SHARE = 0.25
 _KEPT_IMAGES = 256
 
 
@@ -81,6 +86,7 @@ class Harness:
         self._timed: OrderedDict[str, TimedInputs] = OrderedDict()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._built: OrderedDict[str, _Built] = OrderedDict()
+        self._room = int(_OPEN_SHARE * psutil.virtual_memory().available)
 
     def evaluate(self, candidate: Candidate, workload: Workload, *, check: bool = True, cut_above: float | None = None,
                  plan: Plan = SEARCH) -> Trial:
@@ -257,7 +263,7 @@ class Harness:
                 get(workload.problem.operator), workload, seed, self.target.llc_bytes
             )
         self._timed.move_to_end(workload.key)
-        while len(self._timed) > _OPEN_WORKLOADS:
+        while len(self._timed) > _OPEN_WORKLOADS and sum(t.resident_bytes for t in self._timed.values()) > self._room:
             self._forget(next(iter(self._timed.values())).workload)
         return self._timed[workload.key]
 

@@ -31,6 +31,7 @@ _LARGEST_ROTATION = 1 << 30
 _LEAD_PAGES = 64
 _NEIGHBOURS = (1, 2, 3)  # copies, in either direction
 _DRAWN_STEPS = 100
+_LEAST_SHIFTS = 1 << 16
 NUMBERS = (DType.F32, DType.F16, DType.BF16)
 GAP_LINES = 8  # at most, and at least one, of 64 bytes between rows of a slot
 _FREE_BITS = {DType.U8: np.uint8(0xFF), DType.F32: np.uint32(0x807FFFFF), DType.F16: np.uint16(0x83FF),
@@ -95,6 +96,11 @@ class TimedInputs:
             self._fill(spec)
 
     @property
+    def resident_bytes(self) -> int:
+        """With a zygote that was filled from them."""
+        return self.source.size + self.arena_bytes
+
+    @property
     def segments(self) -> list[ArenaSegment]:
         """How the arena is filled from ``source``."""
         return [ArenaSegment(at.offset, self._sources[name], at.copies * at.copy_stride, 1, 0)
@@ -141,10 +147,15 @@ def _varied(copies: np.ndarray, differing: np.ndarray, dtype: DType) -> None:
     Of numbers the exponents stay, so that they remain what they are by size; in packed weights codes are free and
     scales are below one, of which any mixture is, too.
     """
+    bits = np.array([_FREE_BITS[dtype]]).view(np.uint8)
+    free = np.tile(bits, -(-differing.size // bits.size))[: differing.size] & differing
+    # Each copy takes a window of its own of one stretch of random bytes: drawing as many as there are copies takes
+    # longer than writing them.
     rng = np.random.Generator(np.random.SFC64(secrets.randbits(128)))
-    free = np.resize(np.array([_FREE_BITS[dtype]]).view(np.uint8), differing.size) & differing
-    for copy in copies:
-        copy ^= np.frombuffer(rng.bytes(free.size), np.uint8) & free
+    shifts = rng.permutation(max(_LEAST_SHIFTS, len(copies)))[: len(copies)]
+    pool = np.frombuffer(rng.bytes(free.size + int(shifts.max())), np.uint8)
+    for copy, shift in zip(copies, shifts, strict=True):
+        copy ^= pool[shift : shift + free.size] & free
 
 
 def redrawn(values: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:
