@@ -46,7 +46,8 @@ def incumbent(which: str, workload: Workload, snapshot: Snapshot, store: Store, 
             candidate = default_kernel(problem, target)
             return Incumbent(candidate, None, f"the default, nothing tuned serves here ({candidate.template})")
         how = "" if answer.tier is Tier.EXACT else f", {answer.tier} of {answer.kernel.bucket_key}"
-        return Incumbent(_of(answer.kernel, store), answer.kernel, f"tuned kernel {answer.kernel.candidate_hash}{how}")
+        label = f"tuned kernel {answer.kernel.candidate_hash}{how}"
+        return Incumbent(stored_candidate(answer.kernel, store), answer.kernel, label)
     found = [k for k in snapshot.kernels if len(which) >= 4 and k.candidate_hash.startswith(which)]
     if not found:
         raise KforgeError(f"--against {which!r} is not default, tuned or a kernel's hash; see: kforge kernels list")
@@ -55,10 +56,10 @@ def incumbent(which: str, workload: Workload, snapshot: Snapshot, store: Store, 
         raise KforgeError(f"kernel {found[0].candidate_hash} is for {found[0].problem.key}, not {problem.key}")
     if len({k.candidate_hash for k in fitting}) > 1:
         raise KforgeError(f"--against {which!r} names several kernels; give more of the hash")
-    return Incumbent(_of(fitting[-1], store), fitting[-1], f"kernel {fitting[-1].candidate_hash}")
+    return Incumbent(stored_candidate(fitting[-1], store), fitting[-1], f"kernel {fitting[-1].candidate_hash}")
 
 
-def _of(kernel: KernelRecord, store: Store) -> Candidate:
+def stored_candidate(kernel: KernelRecord, store: Store) -> Candidate:
     """The candidate that a registry kernel was."""
     source = store.get(kernel.source_hash).decode()
     return Candidate(

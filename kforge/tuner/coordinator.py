@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from optuna.storages import JournalStorage
 
 from kforge.backends.defaults import exact_templates
+from kforge.backends.header import TemplateError
 from kforge.core.kernel import KernelRecord, Tier
 from kforge.core.target import Target
 from kforge.core.workload import attrs
@@ -18,6 +21,7 @@ from kforge.registry.ask import ask
 from kforge.registry.database import Registry
 from kforge.targets.noise import UNCALIBRATED, noise_of, save_noise
 from kforge.targets.roofline import time_limit
+from kforge.tuner.contest import Contest, Lane
 from kforge.tuner.finals import Finals
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.measure import Measurer
@@ -25,31 +29,14 @@ from kforge.tuner.options import JUDGE_UNTIL, SEARCH_UNTIL, TuneOptions
 from kforge.tuner.plan import Task, plan, shares
 from kforge.tuner.points import Point, Space
 from kforge.tuner.progress import Watcher
+from kforge.tuner.proposals import Proposer
+from kforge.tuner.proposing import Proposing
 from kforge.tuner.search import TaskSearch, open_storage
 
 BATCH = 4  # points that are built side by side
+_PAUSE = 0.2  # seconds between two looks at a proposer when there is nothing to measure
 _NOISE_SHARE = 0.07  # of the budget, for the noise of a machine that was never calibrated
 _LEAST_NOISE_SECONDS = 20.0  # a shorter tune judges as on a machine of which nothing is known
-
-
-@dataclass
-class Effort:
-    """A task on its way: its space, its search, and what a step would gain from it."""
-
-    space: Space
-    search: TaskSearch
-    weights: dict[str, float] = field(default_factory=dict)  # bucket -> share of a step per second of its call
-    limits: dict[str, float] = field(default_factory=dict)  # bucket -> seconds that the target's limits allow
-    rounds: int = 0
-
-    @property
-    def promise(self) -> float:
-        """Share of a step that this task could still give back: Amdahl's share times head-room to the roofline."""
-        total = 0.0
-        for bucket, weight in self.weights.items():
-            best = min((s[bucket] for s in self.search.measured.values() if bucket in s), default=0.0)
-            total += weight * max(best - self.limits.get(bucket, 0.0), 0.0)
-        return total
 
 
 @dataclass(frozen=True)
@@ -65,8 +52,11 @@ class SearchOutcome:
 class Coordinator:
     """Plans, searches and judges for one run. The registry is written as soon as something is decided."""
 
-    def __init__(self, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher):
+    def __init__(self, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher,
+                 proposer: Proposer | None = None):
+        """``proposer``: where more templates than the shipped ones come from."""
         self.options, self.folder, self.registry, self.target, self.watcher = options, folder, registry, target, watcher
+        self.proposer = proposer
         self.snapshot = registry.snapshot()
 
     def run(self, rows: Sequence[WorkloadRow]) -> SearchOutcome:
@@ -91,9 +81,12 @@ class Coordinator:
             measurer = Measurer(
                 self.folder, self.registry, harness, self.target, self.watcher, self.options.budget_seconds
             )
-            efforts = self._baseline(fresh, measurer)
-            self._search(efforts, measurer)
-            accepted = self._judge(efforts, harness)
+            storage = open_storage(self.folder.path)
+            contests = self._baseline(fresh, measurer, storage)
+            proposing = Proposing(self.proposer, self.options, self.folder, storage, measurer, self.target,
+                                  self.watcher)
+            self._search(contests, measurer, proposing)
+            accepted = self._judge(contests, harness, proposing)
         settled = tuple(d["task"] for d in self.folder.of(Event.SETTLED))
         return SearchOutcome(tuple(accepted), settled, tuple(s.task.problem.key for s in kept), measurer.trials)
 
@@ -126,12 +119,11 @@ class Coordinator:
         ]
         return not any(a.stale for a in answers if a.tier is Tier.EXACT)
 
-    def _baseline(self, spaces: Sequence[Space], measurer: Measurer) -> list[Effort]:
+    def _baseline(self, spaces: Sequence[Space], measurer: Measurer, storage: JournalStorage) -> list[Contest]:
         """Time the defaults first: they say what each problem's share of a step is, and so where effort pays."""
         if spaces:
             self.watcher.stage("timing the default kernels")
-        storage = open_storage(self.folder.path)
-        efforts: list[Effort] = []
+        contests: list[Contest] = []
         seconds: dict[str, float] = {}
         defaults = {s.task.problem: s.default(s.default_rows) for s in spaces if s.points}
         measurer.prebuild([s.render(defaults[s.task.problem], "default") for s in spaces if s.points])
@@ -154,31 +146,31 @@ class Coordinator:
                 workload = space.task.workload(bucket, default.rows)
                 cost = get(workload.problem.operator).cost(workload)
                 limits[bucket.workload.key] = time_limit(cost, self.target, self.options.threads).seconds
-            efforts.append(Effort(space, search, limits=limits))
+            contests.append(Contest([Lane(space, search)], limits=limits))
         share = shares([s.task for s in spaces], seconds)
-        for effort in efforts:
-            for bucket in effort.space.task.buckets:
+        for contest in contests:
+            for bucket in contest.task.buckets:
                 key = bucket.workload.key
-                effort.weights[key] = share[key] / seconds[key] if seconds.get(key) else 0.0
-            self._write_task(effort, share)
-        return efforts
+                contest.weights[key] = share[key] / seconds[key] if seconds.get(key) else 0.0
+            self._write_task(contest, share)
+        return contests
 
-    def _write_task(self, effort: Effort, share: dict[str, float]) -> None:
-        task = effort.space.task
+    def _write_task(self, contest: Contest, share: dict[str, float]) -> None:
+        task = contest.task
         if any(d["task"] == task.problem.key for d in self.folder.of(Event.TASK)):
             return
         self.folder.write(
             Event.TASK,
             {
                 "task": task.problem.key,
-                "points": len(effort.space.points),
-                "promise": effort.promise,
-                "refused": [{"template": t, "reason": r} for t, r in effort.space.refused],
+                "points": contest.points,
+                "promise": contest.promise,
+                "refused": [{"template": t, "reason": r} for t, r in contest.main.space.refused],
                 "buckets": [
                     {
                         "bucket": b.workload.key,
                         "share": share[b.workload.key],
-                        "limit": effort.limits[b.workload.key],
+                        "limit": contest.limits[b.workload.key],
                         "calls": dict(b.calls),
                     }
                     for b in task.buckets
@@ -197,54 +189,80 @@ class Coordinator:
                 seeds.append(Point(row.template, rows, row.params))
         return seeds
 
-    def _search(self, efforts: Sequence[Effort], measurer: Measurer) -> None:
+    def _search(self, contests: Sequence[Contest], measurer: Measurer, proposing: Proposing) -> None:
         """Rounds go to the task with the most to give per round already spent, until time is up or all is tried."""
-        until = SEARCH_UNTIL * self.options.budget_seconds
-        for effort in efforts:
-            self._replay(effort)
-        live = [e for e in efforts if not e.search.exhausted]
-        if live:
+        proposing.restore(contests)
+        for contest in contests:
+            for lane in contest.lanes:
+                self._replay(contest, lane)
+        if any(contest.next_lane() for contest in contests) or proposing.waiting:
             self.watcher.stage("searching")
-        while live and self.folder.used_seconds < until:
-            effort = max(live, key=lambda e: e.promise / (1 + e.rounds))
-            effort.rounds += 1
-            points = effort.search.propose(BATCH)
-            candidates = [effort.space.render(p) for p in points]
-            measurer.prebuild(candidates)
-            for point, candidate in zip(points, candidates, strict=True):
-                effort.search.tell(point, measurer.measure(effort.space, point, candidate))
-                if self.folder.used_seconds > until:
-                    break
-            if effort.search.exhausted or not points:
-                live.remove(effort)
+        while not self._searched(measurer):
+            proposing.admit(contests)
+            open_ones = [c for c in contests if c.next_lane()]
+            ranked = sorted(contests, key=lambda c: -c.promise / (1 + c.rounds))
+            for contest in ranked[:1]:
+                proposing.ask(contest)
+            if open_ones:
+                chosen = max(open_ones, key=lambda c: c.promise / (1 + c.rounds))
+                self._round(chosen, measurer, proposing)
+            elif proposing.waiting:
+                time.sleep(_PAUSE)
+            else:
+                break
 
-    def _replay(self, effort: Effort) -> None:
-        """Tell the search what the journal holds of its points: what a killed process had measured."""
+    def _searched(self, measurer: Measurer) -> bool:
+        """Whether the search has had its share of time, or its trials."""
+        enough = bool(self.options.max_trials) and measurer.trials >= self.options.max_trials
+        return enough or self.folder.used_seconds > SEARCH_UNTIL * self.options.budget_seconds
+
+    def _round(self, contest: Contest, measurer: Measurer, proposing: Proposing) -> None:
+        """A few points of the lane that has the most to hope for, built side by side and timed one by one."""
+        lane = contest.next_lane()
+        assert lane is not None
+        lane.rounds += 1
+        ready = []
+        for point in lane.search.propose(BATCH):
+            try:
+                ready.append((point, contest.render(point)))
+            except TemplateError as error:  # of a proposed template: no shipped one leaves its sandbox
+                self.watcher.note(f"{point.name}: {error.failure.reason}")
+                lane.search.tell(point, {})
+        measurer.prebuild([candidate for _, candidate in ready])
+        for point, candidate in ready:
+            lane.search.tell(point, measurer.measure(lane.space, point, candidate))
+            if self._searched(measurer):
+                break
+        proposing.heard(contest, lane)
+
+    def _replay(self, contest: Contest, lane: Lane) -> None:
+        """Tell a search what the journal holds of its points: what a killed process had measured."""
         known: dict[Point, dict[str, float]] = {}
         for data in self.folder.of(Event.TRIAL):
-            if data["task"] == effort.space.task.problem.key:
+            if data["task"] == contest.task.problem.key:
                 trial = data["trial"]
                 point = Point(trial["template"], data["rows"], attrs(trial["params"]))
                 timed = known.setdefault(point, {})
                 if trial["timing"] and not trial["failure"]:
                     timed[data["bucket"]] = trial["timing"]["seconds"]
-        complete = {b.workload.key for b in effort.space.task.buckets}
+        complete = {b.workload.key for b in contest.task.buckets}
         for point, timed in known.items():
-            if point in effort.space and set(timed) == complete:
-                effort.search.tell(point, timed)
+            if point in lane.space and set(timed) == complete:
+                lane.search.tell(point, timed)
 
-    def _judge(self, efforts: Sequence[Effort], harness: Harness) -> list[KernelRecord]:
+    def _judge(self, contests: Sequence[Contest], harness: Harness, proposing: Proposing) -> list[KernelRecord]:
         """Layouts and finals, the heaviest problem first; what the time does not reach stays with its incumbent."""
         finals = Finals(self.folder, self.registry, harness, self.target, self.snapshot)
         done = {d["task"] for d in self.folder.of(Event.SETTLED)}
         accepted: list[KernelRecord] = []
-        waiting = [e for e in efforts if e.space.task.problem.key not in done]
+        waiting = [c for c in contests if c.task.problem.key not in done]
         if waiting:
             self.watcher.stage("judging finalists in interleaved pairs")
-        for effort in sorted(waiting, key=lambda e: -e.promise):
-            alone = len(effort.space.points) == 1  # nothing to judge, and so no time to spend
+        for contest in sorted(waiting, key=lambda c: -c.promise):
+            alone = contest.points == 1  # nothing to judge, and so no time to spend
             if not alone and self.folder.used_seconds > JUDGE_UNTIL * self.options.budget_seconds:
-                self.watcher.note(f"out of time before judging {effort.space.task.problem.key}: its incumbent stays")
+                self.watcher.note(f"out of time before judging {contest.task.problem.key}: its incumbent stays")
                 continue
-            accepted += finals.settle(effort.space, effort.search, effort.weights)
+            accepted += finals.settle(contest)
+            proposing.judged(contest)
         return accepted

@@ -17,10 +17,11 @@ from kforge.registry.ask import ask
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
 from kforge.targets.noise import noise_of
+from kforge.tuner.contenders import stored_candidate
+from kforge.tuner.contest import Contest
 from kforge.tuner.journal import Event, RunFolder, verdict_from_json
 from kforge.tuner.plan import Bucket
-from kforge.tuner.points import Point, Space
-from kforge.tuner.search import TaskSearch
+from kforge.tuner.points import Point
 from kforge.tuner.winners import Seconds, record_of
 
 FINALISTS = 2
@@ -41,8 +42,9 @@ class Finals:
         self._target, self._snapshot = target, snapshot
         self._noise = noise_of(target, harness.threads)
 
-    def incumbent(self, space: Space, bucket: Bucket, rows: int) -> Incumbent:
-        workload = space.task.workload(bucket, rows)
+    def incumbent(self, contest: Contest, bucket: Bucket, rows: int) -> Incumbent:
+        space = contest.main.space
+        workload = contest.task.workload(bucket, rows)
         answer = ask(
             self._snapshot, workload.problem.operator, {**dict(workload.problem.static), **workload.axes}, self._target
         )
@@ -50,23 +52,26 @@ class Finals:
             known = Point(answer.kernel.template, rows, answer.kernel.params)
             if known in space:
                 return Incumbent(space.render(known), answer.kernel)
+            # A template that only an earlier run had, or a kernel that somebody handed in.
+            return Incumbent(stored_candidate(answer.kernel, self._registry.store), answer.kernel)
         return Incumbent(space.render(space.default(rows)), None)
 
-    def settle(self, space: Space, search: TaskSearch, weights: dict[str, float]) -> list[KernelRecord]:
+    def settle(self, contest: Contest) -> list[KernelRecord]:
         """Choose the layout, judge each bucket's finalists, store winners, and write down that the task is settled.
 
         A layout that differs from the one that served is settled in the registry only after the engine ran with it.
         """
-        before = self._snapshot.rows(space.task.problem, self._target.identity) if space.task.packed else 0
-        rows = search.best_rows(weights, before)
-        self._folder.write(Event.LAYOUT, {"task": space.task.problem.key, "rows": rows})
+        task = contest.task
+        before = self._snapshot.rows(task.problem, self._target.identity) if task.packed else 0
+        rows = contest.best_rows(before)
+        self._folder.write(Event.LAYOUT, {"task": task.problem.key, "rows": rows})
         accepted = []
-        for bucket in space.task.buckets:
-            kernel = self._bucket(space, search, bucket, rows)
+        for bucket in task.buckets:
+            kernel = self._bucket(contest, bucket, rows)
             if kernel is not None:
                 accepted.append(kernel)
-        buckets = tuple(b.workload.point for b in space.task.buckets)
-        settled = Settled(space.task.problem.key, rows, buckets, space.templates_hash)
+        buckets = tuple(b.workload.point for b in task.buckets)
+        settled = Settled(task.problem.key, rows, buckets, contest.main.space.templates_hash)
         if rows == before:
             self._registry.settle(self._folder.id, self._target.identity, settled)
         self._folder.write(
@@ -82,30 +87,29 @@ class Finals:
         )
         return accepted
 
-    def _bucket(self, space: Space, search: TaskSearch, bucket: Bucket, rows: int) -> KernelRecord | None:
+    def _bucket(self, contest: Contest, bucket: Bucket, rows: int) -> KernelRecord | None:
         """The best finalist that the judge accepts in this bucket, stored; None when the incumbent stays."""
-        incumbent = self.incumbent(space, bucket, rows)
-        finalists = self._finalists(space, search, bucket, rows, incumbent)
+        incumbent = self.incumbent(contest, bucket, rows)
+        finalists = self._finalists(contest, bucket, rows, incumbent)
         best: tuple[Verdict, Candidate] | None = None
         for candidate in finalists:
-            verdict = self._judge(space, candidate, incumbent, bucket, rows, len(finalists))
+            verdict = self._judge(contest, candidate, incumbent, bucket, rows, len(finalists))
             if verdict.decision is Decision.ACCEPTED and (best is None or verdict.gain > best[0].gain):
                 best = (verdict, candidate)
-        return self._store(space, best[1], best[0], incumbent, bucket, rows) if best else None
+        return self._store(contest, best[1], best[0], incumbent, bucket, rows) if best else None
 
-    def _finalists(
-        self, space: Space, search: TaskSearch, bucket: Bucket, rows: int, incumbent: Incumbent
-    ) -> list[Candidate]:
+    def _finalists(self, contest: Contest, bucket: Bucket, rows: int, incumbent: Incumbent) -> list[Candidate]:
         key = bucket.workload.key
-        ranking = search.ranking(key, rows)
-        seconds = {p: search.measured[p][key] for p in ranking}
-        serving = next((s for p, s in seconds.items() if space.render(p).hash == incumbent.candidate.hash), None)
+        ranking = contest.ranking(key, rows)
+        measured = contest.measured
+        seconds = {p: measured[p][key] for p in ranking}
+        serving = next((s for p, s in seconds.items() if contest.render(p).hash == incumbent.candidate.hash), None)
         worthy = [p for p in ranking if serving is None or seconds[p] < WORTH_JUDGING * serving]
         finalists: dict[str, Candidate] = {}
         own = build(incumbent.candidate, self._target)
         seen = {own.hash} if isinstance(own, Artifact) else set()
         for point in worthy:
-            candidate = space.render(point)
+            candidate = contest.render(point)
             artifact = build(candidate, self._target)
             if isinstance(artifact, Artifact) and artifact.hash not in seen:  # same machine code, same kernel
                 seen.add(artifact.hash)
@@ -115,9 +119,9 @@ class Finals:
         return list(finalists.values())
 
     def _judge(
-        self, space: Space, candidate: Candidate, incumbent: Incumbent, bucket: Bucket, rows: int, finalists: int
+        self, contest: Contest, candidate: Candidate, incumbent: Incumbent, bucket: Bucket, rows: int, finalists: int
     ) -> Verdict:
-        workload = space.task.workload(bucket, rows)
+        workload = contest.task.workload(bucket, rows)
         for data in self._folder.of(Event.VERDICT):
             if (data["workload"], data["verdict"]["candidate_hash"], data["verdict"]["incumbent_hash"]) == (
                 workload.key,
@@ -130,7 +134,7 @@ class Finals:
         self._folder.write(
             Event.VERDICT,
             {
-                "task": space.task.problem.key,
+                "task": contest.task.problem.key,
                 "workload": workload.key,
                 "bucket": bucket.workload.key,
                 "rows": rows,
@@ -140,11 +144,12 @@ class Finals:
         return verdict
 
     def _store(
-        self, space: Space, candidate: Candidate, verdict: Verdict, incumbent: Incumbent, bucket: Bucket, rows: int
+        self, contest: Contest, candidate: Candidate, verdict: Verdict, incumbent: Incumbent, bucket: Bucket, rows: int
     ) -> KernelRecord:
         artifact = build(candidate, self._target)
         assert isinstance(artifact, Artifact)  # it was measured a moment ago
-        workload = space.task.workload(bucket, rows)
+        workload = contest.task.workload(bucket, rows)
+        space = contest.main.space
         default = space.render(space.default(rows))
         seconds = Seconds(self._seconds(candidate, workload), self._seconds(default, workload))
         kernel = record_of(

@@ -25,6 +25,7 @@ class Event(StrEnum):
 
     STARTED = "started"  # the run's options
     TASK = "task"  # a problem with its buckets, weights and limits
+    PROPOSAL = "proposal"  # a template that somebody wrote for a task; the file lies in the run's folder
     TRIAL = "trial"
     LAYOUT = "layout"  # the panel height chosen for a problem
     VERDICT = "verdict"

@@ -25,6 +25,7 @@ class TuneOptions:
     retune: bool = False  # also what the registry says is settled
     trust_candidates: bool = False  # run them where the sandbox's minimum is missing too
     seed: int = 0
+    max_trials: int = 0  # 0: as many as the time allows
 
     def to_json(self) -> dict:
         return dataclasses.asdict(self)

@@ -60,6 +60,11 @@ class Space:
         return point in self._index
 
     @property
+    def templates(self) -> list[Template]:
+        """Those that fit, in some layout."""
+        return list({str(t.path): t for t in self._templates.values()}.values())
+
+    @property
     def default_rows(self) -> int:
         """The panel height that serves untuned; 0 where there is no packed weight."""
         return DEFAULT_ROWS if self.task.packed else 0

@@ -25,7 +25,6 @@ from kforge.tuner.study_file import open_study_file
 POINT = "kforge_point"  # user attribute that names the point a trial stands for
 FAR_BEHIND = 1.5  # times the best: more than any parameter of a template has been seen to make up
 FAILURES = 3  # points that may fail before a template of which none ran is given up
-LAYOUT_GAIN = 0.10  # what another layout must promise: no judge confirms it, and a wrong one costs every bucket
 
 
 def open_storage(folder: Path) -> JournalStorage:
@@ -38,8 +37,10 @@ class TaskSearch:
     """Proposes points of one space and learns from what they took. Never proposes a point twice."""
 
     def __init__(
-        self, space: Space, storage: JournalStorage, buckets: Iterable[str], seeds: Iterable[Point], seed: int = 0
+        self, space: Space, storage: JournalStorage, buckets: Iterable[str], seeds: Iterable[Point], seed: int = 0,
+        name: str = ""
     ):
+        """``name`` tells the studies of several searches for one task apart."""
         self.space = space
         self.buckets = tuple(buckets)
         self.measured: dict[Point, dict[str, float]] = {}
@@ -51,7 +52,7 @@ class TaskSearch:
             bucket: optuna.create_study(
                 storage=storage,
                 sampler=self._sampler(seed + n),
-                study_name=f"{space.task.problem.key} @ {bucket}",
+                study_name=f"{space.task.problem.key} @ {bucket}{f' @ {name}' if name else ''}",
                 load_if_exists=True,
             )
             for n, bucket in enumerate(self.buckets)
@@ -135,27 +136,6 @@ class TaskSearch:
             value=math.log(seconds) if seconds else None,
             state=TrialState.COMPLETE if seconds else TrialState.FAIL,
         )
-
-    def best_rows(self, weights: dict[str, float], default: int) -> int:
-        """The layout with the least weighted time, each bucket at its own best point in that layout.
-
-        ``default`` stays unless another promises ``LAYOUT_GAIN`` or more.
-        """
-
-        def cost(rows: int) -> float:
-            return sum(
-                w * min((s[b] for p, s in self.measured.items() if p.rows == rows and b in s), default=math.inf)
-                for b, w in weights.items()
-            )
-
-        choices = sorted({p.rows for p in self.measured})
-        best = min(choices, key=cost)
-        return default if default in choices and cost(best) > (1 - LAYOUT_GAIN) * cost(default) else best
-
-    def ranking(self, bucket: str, rows: int) -> list[Point]:
-        """Points in one layout by their time in one bucket, fastest first."""
-        timed = [(s[bucket], p) for p, s in self.measured.items() if p.rows == rows and bucket in s]
-        return [p for _, p in sorted(timed, key=lambda item: item[0])]
 
 
 def _distributions(space: Space) -> dict[str, CategoricalDistribution]:

@@ -25,6 +25,7 @@ from kforge.tuner.layouts import Layouts, LayoutVerdict, changed
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Watcher
 from kforge.tuner.promotion import EngineVerdict, Promotion
+from kforge.tuner.proposals import Proposer
 
 TABLE_ROUNDS = 5
 SIDES = {  # rows of the table: kernels, and torch's dtype for weights dequantised once
@@ -47,16 +48,20 @@ class TuneResult:
 
 
 def tune(
-    model: Model, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher
+    model: Model, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher,
+    proposer: Proposer | None = None,
 ) -> TuneResult:
-    """One whole run, or the rest of one that was killed. Holds the registry's tuning lock while it measures."""
+    """One whole run, or the rest of one that was killed. Holds the registry's tuning lock while it measures.
+
+    ``proposer``: writes templates that compete with the shipped ones.
+    """
     if not folder.lines:
         folder.write(Event.STARTED, _started(options, target))
     registry.begin_run(folder.id, options.model, target.identity, folder.path)
     ways = modes(options.batches, (options.context,), options.prefill)
     rows = step_rows(model, options)
     with registry.tuning_lock():
-        coordinator = Coordinator(options, folder, registry, target, watcher)
+        coordinator = Coordinator(options, folder, registry, target, watcher, proposer)
         outcome = coordinator.run(rows)
         accepted = awaiting_engine(registry, folder.id, target)
         verdicts: list[EngineVerdict] = []

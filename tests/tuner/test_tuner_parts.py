@@ -15,6 +15,7 @@ from kforge.core.workload import Phase, Problem, Workload, attrs
 from kforge.models.graph import CallKind
 from kforge.models.workloads import Mode, WorkloadRow
 from kforge.registry.snapshot import Snapshot
+from kforge.tuner.contest import best_rows
 from kforge.tuner.finals import bucket_shapes
 from kforge.tuner.journal import Event, RunFolder, trial_from_json, trial_to_json
 from kforge.tuner.location import locate
@@ -164,15 +165,15 @@ def test_the_layout_is_chosen_over_all_buckets_together(space, tmp_path):
     search = TaskSearch(space, open_storage(tmp_path), ["a", "b"], [])
     search.tell(space.default(16), {"a": 1e-5, "b": 9e-5})
     search.tell(space.default(32), {"a": 2e-5, "b": 2e-5})
-    assert search.best_rows({"a": 1.0, "b": 1.0}, default=16) == 32
-    assert search.best_rows({"a": 1.0, "b": 0.0}, default=32) == 16
+    assert best_rows(search.measured, {"a": 1.0, "b": 1.0}, default=16) == 32
+    assert best_rows(search.measured, {"a": 1.0, "b": 0.0}, default=32) == 16
 
 
 def test_another_layout_needs_more_than_noise(space, tmp_path):
     search = TaskSearch(space, open_storage(tmp_path), ["a"], [])
     search.tell(space.default(16), {"a": 0.99e-5})
     search.tell(space.default(32), {"a": 1.00e-5})
-    assert search.best_rows({"a": 1.0}, default=32) == 32
+    assert best_rows(search.measured, {"a": 1.0}, default=32) == 32
 
 
 def test_a_template_far_behind_in_every_bucket_gets_no_more_time(space, tmp_path):

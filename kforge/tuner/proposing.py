@@ -1,0 +1,216 @@
+"""Brings proposed templates into their contests, and tells their proposer what became of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pvariance
+
+from optuna.storages import JournalStorage
+
+from kforge.backends import templates
+from kforge.backends.cpp.build import build
+from kforge.backends.templates import Template, TemplateError
+from kforge.core.target import Target
+from kforge.core.trial import Artifact, Failure, FailureClass
+from kforge.core.workload import Attr
+from kforge.tuner.contest import FIRST_ROUNDS, Contest, Lane
+from kforge.tuner.journal import Event, RunFolder, verdict_from_json
+from kforge.tuner.measure import Measurer
+from kforge.tuner.options import TuneOptions
+from kforge.tuner.points import Point, Space
+from kforge.tuner.progress import Watcher
+from kforge.tuner.proposals import Outcome, Proposal, Proposer, Situation, Tried
+from kforge.tuner.search import TaskSearch
+
+TEMPLATES = "templates"  # of a run's folder: what was proposed in it
+_SHOWN = 8  # tried points that a proposer sees, of each kind
+
+
+class Proposing:
+    """Between one run and its proposer; without one it does nothing."""
+
+    def __init__(self, proposer: Proposer | None, options: TuneOptions, folder: RunFolder, storage: JournalStorage,
+                 measurer: Measurer, target: Target, watcher: Watcher):
+        self._proposer, self._options, self._folder, self._storage = proposer, options, folder, storage
+        self._measurer, self._target, self._watcher = measurer, target, watcher
+        self._failed: dict[str, Failure] = {}  # proposal id -> why nothing of it can be tried
+        self._heard: set[str] = set()  # ids of proposals whose authors know how they began
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something may still come."""
+        return self._proposer is not None and self._proposer.working
+
+    def restore(self, contests: Sequence[Contest]) -> None:
+        """Lanes of what was proposed before a kill."""
+        for data in self._folder.of(Event.PROPOSAL):
+            proposal = self._recorded(data)
+            if proposal is not None:
+                self._enter(proposal, contests)
+
+    def admit(self, contests: Sequence[Contest]) -> None:
+        """Proposals that are ready get their lanes, each written down first."""
+        for proposal in self._proposer.take() if self._proposer is not None else ():
+            self._folder.write(Event.PROPOSAL, _to_json(proposal))
+            self._watcher.note(f"{proposal.author} proposes {proposal.template.path} for {proposal.task}: "
+                               f"{proposal.move} (predicted {100 * proposal.predicted:+.0f} %)")
+            self._enter(proposal, contests)
+
+    def ask(self, contest: Contest) -> None:
+        """Lets the proposer look at a task."""
+        if self._proposer is not None:
+            self._proposer.ask(self.situation(contest))
+
+    def heard(self, contest: Contest, lane: Lane) -> None:
+        """After a round of a lane: its author hears, once, how the first ones went."""
+        if lane.proposal is None or lane.proposal.id in self._heard:
+            return
+        if lane.rounds >= FIRST_ROUNDS or lane.search.exhausted or lane.hopeless:
+            self._heard.add(lane.proposal.id)
+            self._tell(contest, lane.proposal)
+
+    def judged(self, contest: Contest) -> None:
+        """After the finals of a task: authors hear the verdicts."""
+        for lane in contest.lanes[1:]:
+            if lane.proposal is not None and self._verdicts(contest, lane):
+                self._tell(contest, lane.proposal)
+
+    def situation(self, contest: Contest) -> Situation:
+        tried = [self._tried(contest, point) for point in contest.measured]
+        good = [t for t in tried if all(trial.ok for trial in t.trials.values()) and t.trials]
+        bad = [t for t in tried if not t.trials or not all(trial.ok for trial in t.trials.values())]
+        good.sort(key=lambda t: _cost(t, contest.weights))
+        proposals = [lane.proposal for lane in contest.lanes if lane.proposal is not None]
+        best = good[0].point.template if good else ""
+        return Situation(
+            contest.task, self._target, self._options.threads, _by_time(contest, good),
+            [self._reported(contest, t) for t in good[:_SHOWN]], bad[-_SHOWN:],
+            [self._outcome(contest, p) for p in proposals], contest.limits, contest.weights, contest.promise,
+            importances(contest.measured, contest.weights, best),
+        )
+
+    def _enter(self, proposal: Proposal, contests: Sequence[Contest]) -> None:
+        contest = next((c for c in contests if c.task.problem.key == proposal.task), None)
+        if contest is None:
+            return
+        try:
+            space = Space(contest.task, [proposal.template], self._target)
+        except TemplateError as error:
+            return self._refuse(contest, proposal, error.failure)
+        if any(proposal.template.path == point.template for lane in contest.lanes for point in lane.space.defaults):
+            return self._refuse(contest, proposal, Failure(FailureClass.TEMPLATE, "its name is taken"))
+        if not space.points:
+            reason = f"it does not fit the task: {'; '.join(sorted({r for _, r in space.refused}))}"
+            return self._refuse(contest, proposal, Failure(FailureClass.TEMPLATE, reason))
+        rows = contest.main.space.default_rows
+        seeds = sorted(space.defaults, key=lambda p: p.rows != rows)
+        buckets = [b.workload.key for b in contest.task.buckets]
+        search = TaskSearch(space, self._storage, buckets, seeds, seed=self._options.seed, name=proposal.template.path)
+        contest.lanes.append(Lane(space, search, proposal))
+        return None
+
+    def _refuse(self, contest: Contest, proposal: Proposal, failure: Failure) -> None:
+        self._failed[proposal.id] = failure
+        self._watcher.note(f"{proposal.template.path} is not tried: {failure.reason}")
+        if self._proposer is not None:
+            self._proposer.tell(self._outcome(contest, proposal))
+
+    def _tell(self, contest: Contest, proposal: Proposal) -> None:
+        if self._proposer is not None:
+            self._proposer.tell(self._outcome(contest, proposal))
+
+    def _outcome(self, contest: Contest, proposal: Proposal) -> Outcome:
+        lane = next((lane for lane in contest.lanes if lane.proposal is proposal), None)
+        if lane is None:
+            return Outcome(proposal, (), self._failed.get(proposal.id), ())
+        tried = [self._tried(contest, point) for point in lane.search.measured]
+        right = any(trial.ok for t in tried for trial in t.trials.values())
+        failures = [trial.failure for t in tried for trial in t.trials.values() if trial.failure is not None]
+        failure = None if right or not failures else failures[0]
+        tried.sort(key=lambda t: _cost(t, contest.weights))
+        return Outcome(proposal, tried[:_SHOWN], failure, self._verdicts(contest, lane))
+
+    def _verdicts(self, contest: Contest, lane: Lane) -> list:
+        hashes = {contest.render(point).hash for point in lane.search.measured}
+        found = [verdict_from_json(d["verdict"]) for d in self._folder.of(Event.VERDICT)
+                 if d["task"] == contest.task.problem.key]
+        return [verdict for verdict in found if verdict.candidate_hash in hashes]
+
+    def _tried(self, contest: Contest, point: Point) -> Tried:
+        lane = contest.lane_of(point)
+        assert lane is not None
+        candidate = contest.render(point)
+        trials = {}
+        for bucket in contest.task.buckets:
+            trial = self._measurer.known(candidate, contest.task.workload(bucket, point.rows).key)
+            if trial is not None:
+                trials[bucket.workload.key] = trial
+        return Tried(point, candidate.template_hash, trials, None)
+
+    def _reported(self, contest: Contest, tried: Tried) -> Tried:
+        """With the compiler's report: from the cache, it was built to be measured."""
+        built = build(contest.render(tried.point), self._target)
+        return dataclasses.replace(tried, report=built.report if isinstance(built, Artifact) else None)
+
+    def _recorded(self, data: dict) -> Proposal | None:
+        """None, with a note, when its file is no longer what was proposed."""
+        template = self._template(data["path"])
+        if template is None or template.hash != data["hash"]:
+            self._watcher.note(f"{data['path']} of {self._folder.path} is gone or edited; it does not compete again")
+            return None
+        return Proposal(data["id"], data["task"], template, data["parent"], data["bottleneck"], data["move"],
+                        data["predicted"], data["author"])
+
+    def _template(self, path: str) -> Template | None:
+        try:
+            found = templates.load(path.split("/")[1], self._folder.path / TEMPLATES)
+        except TemplateError:
+            return None
+        return next((t for t in found if t.path == path), None)
+
+
+def importances(measured: Mapping[Point, Mapping[str, float]], weights: Mapping[str, float],
+                template: str) -> dict[str, float]:
+    """How much of the variance of the log times of a template's points each parameter (and ``rows``) explains alone:
+    between its values over the whole, 0 to 1.
+    """
+    points = [p for p, seconds in measured.items() if p.template == template and set(weights) <= set(seconds)]
+    values = [math.log(sum(weights[b] * measured[p][b] for b in weights) or 1.0) for p in points]
+    if len(points) < 3 or not (whole := pvariance(values)):
+        return {}
+    found: dict[str, float] = {}
+    for name in ["rows", *(name for name, _ in points[0].params)]:
+        groups: dict[Attr, list[float]] = defaultdict(list)
+        for point, value in zip(points, values, strict=True):
+            groups[point.rows if name == "rows" else dict(point.params)[name]].append(value)
+        if len(groups) > 1:
+            mean = fmean(values)
+            between = sum(len(g) * (fmean(g) - mean) ** 2 for g in groups.values()) / len(values)
+            found[name] = between / whole
+    return found
+
+
+def _cost(tried: Tried, weights: Mapping[str, float]) -> float:
+    total = 0.0
+    for bucket, weight in weights.items():
+        trial = tried.trials.get(bucket)
+        if trial is None or trial.timing is None or trial.failure is not None:
+            return math.inf
+        total += weight * trial.timing.seconds
+    return total
+
+
+def _by_time(contest: Contest, good: Sequence[Tried]) -> list[Template]:
+    """The templates that compete, by their best point."""
+    order = list(dict.fromkeys(t.point.template for t in good))
+    found = {t.path: t for lane in contest.lanes for t in lane.space.templates}
+    return [found[path] for path in order] + [t for path, t in found.items() if path not in order]
+
+
+def _to_json(proposal: Proposal) -> dict:
+    return {"id": proposal.id, "task": proposal.task, "path": proposal.template.path, "hash": proposal.template.hash,
+            "parent": proposal.parent, "bottleneck": proposal.bottleneck, "move": proposal.move,
+            "predicted": proposal.predicted, "author": proposal.author}
