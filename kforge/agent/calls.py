@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from kforge.core.workload import stable_hash
+
+_PROVIDERS_OWN = 4_096  # tokens that a provider may put around a prompt: its instructions for tools, marks of messages
 
 
 class Role(StrEnum):
@@ -63,6 +66,13 @@ class Request:
         shown = [self.system, [[m.by, m.text] for m in self.messages], self.tool.name, self.tool.description]
         return stable_hash([*shown, dict(self.tool.schema), self.max_tokens])
 
+    @property
+    def bound(self) -> Usage:
+        """At least what one answer takes, whatever the tokenizer: no token is less than a byte."""
+        texts = [self.system, *(m.text for m in self.messages), self.tool.name, self.tool.description]
+        shown = "".join([*texts, json.dumps(dict(self.tool.schema))])
+        return Usage(input=len(shown.encode(errors="replace")) + _PROVIDERS_OWN, output=self.max_tokens)
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -94,7 +104,7 @@ class CallFailureKind(StrEnum):
     RATE_LIMITED = "rate_limited"  # still so after all retries
     UNAVAILABLE = "unavailable"  # 5xx, refused or dropped connections, after all retries
     TIMEOUT = "timeout"
-    UNAUTHORISED = "unauthorised"  # no key, or a wrong one
+    UNAUTHORISED = "unauthorised"  # no key, a wrong one, or an account that may not or cannot pay
     REJECTED = "rejected"  # the server says that the request is wrong
     BUDGET = "budget"  # it was not made: money, tokens or time would not suffice
     CANCELLED = "cancelled"
@@ -103,11 +113,17 @@ class CallFailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class CallFailure:
-    """A failed call as a value. ``usage``: what it cost nevertheless."""
+    """A failed call as a value. ``usage``: what it cost nevertheless; ``assumed``: at most that, the server never said.
+
+    ``answer``: what the model said instead of what it was asked for, as far as it came. ``attempts``: requests sent.
+    """
 
     kind: CallFailureKind
     reason: str  # one sentence; never holds a key
     usage: Usage = Usage()
+    answer: str = ""
+    assumed: bool = False
+    attempts: int = 0
 
     @property
     def final(self) -> bool:
@@ -117,7 +133,7 @@ class CallFailure:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: arguments of the request's tool, which fit its schema."""
+    """An answer: arguments of the request's tool, which fit its schema. ``assumed``: as in ``CallFailure``."""
 
     provider: str
     model: str  # as the server names it
@@ -126,6 +142,7 @@ class Reply:
     usage: Usage
     seconds: float
     attempts: int  # requests sent, retries included
+    assumed: bool = False
 
 
 class Provider(Protocol):

@@ -1,0 +1,50 @@
+"""What the ways of talking to a server have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import httpx2
+
+from kforge.agent.calls import Request
+from kforge.agent.providers.access import Access
+from kforge.agent.providers.heard import Heard
+
+NO_RETRIES = 0  # of an SDK's own: they would hide attempts, and what those cost
+UNCOMPRESSED = {"accept-encoding": "identity"}  # so that a body is as long as it looks
+_JSON = "application/json"
+
+
+class Dialect(Protocol):
+    """One protocol, spoken through an official SDK.
+
+    ``optional``: fields of a body without which a request means nearly the same. A server that does not take one says
+    so by its name.
+    """
+
+    provider: str
+    optional: frozenset[str]
+
+    def access(self) -> Access | str:
+        """From the environment, at every call; a sentence where there is no key."""
+        ...
+
+    def body(self, request: Request, model: str) -> dict[str, Any]:
+        ...
+
+    async def converse(self, body: dict[str, Any], access: Access, client: httpx2.AsyncClient, heard: Heard) -> None:
+        """One request, read to the end of the answer.
+
+        Raises what the SDK and the HTTP client raise, and StreamFault.
+        """
+        ...
+
+
+def count(value: object) -> int:
+    """Tokens as a server gives them, which may be nothing."""
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def is_whole(response: httpx2.Response) -> bool:
+    """Whether the answer came in one piece, from a server that does not stream."""
+    return str(response.headers.get("content-type", "")).lower().startswith(_JSON)

@@ -1,0 +1,96 @@
+"""OpenAI's Chat Completions protocol: what every compatible server speaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import httpx2
+
+from kforge.agent.calls import Request, Usage
+from kforge.agent.providers.access import Access
+from kforge.agent.providers.dialect import count, is_whole
+from kforge.agent.providers.heard import Heard, Stop
+from kforge.agent.providers.openai_access import OpenAIServer, sdk_for
+from kforge.agent.providers.trouble import StreamFault
+
+_STOPS = {"length": Stop.TRUNCATED, "content_filter": Stop.REFUSED}
+
+
+class Chat(OpenAIServer):
+    """The limit of the answer goes by its old and its new name: servers know the one or the other."""
+
+    provider = "openai"
+    optional = frozenset({"tool_choice", "parallel_tool_calls", "stream_options", "max_tokens"})
+
+    def body(self, request: Request, model: str) -> dict[str, Any]:
+        tool = request.tool
+        function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.schema)}
+        system = [{"role": "system", "content": request.system}] if request.system else []
+        return {
+            "model": model,
+            "max_completion_tokens": request.max_tokens,
+            "max_tokens": request.max_tokens,
+            "messages": [*system, *({"role": m.by, "content": m.text} for m in request.messages)],
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": {"type": "function", "function": {"name": tool.name}},
+            "parallel_tool_calls": False,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    async def converse(self, body: dict[str, Any], access: Access, client: httpx2.AsyncClient, heard: Heard) -> None:
+        stream = await sdk_for(access, client).chat.completions.create(**body)
+        heard.begun = True
+        if is_whole(stream.response):
+            _take_whole(json.loads(await stream.response.aread()), heard)
+        else:
+            async for chunk in stream:
+                _take(chunk, heard)
+        if heard.stop is None:
+            raise StreamFault({"message": "it ended in the middle"})
+        if heard.refusal and not heard.calls:
+            heard.stop = Stop.REFUSED
+
+
+def _take(chunk: Any, heard: Heard) -> None:
+    heard.model = chunk.model or heard.model
+    if chunk.usage is not None:
+        heard.usage = _usage(chunk.usage.model_dump())
+    for choice in chunk.choices or []:
+        if choice.delta is not None:
+            heard.text.append(choice.delta.content or "")
+            heard.refusal += choice.delta.refusal or ""
+            _take_calls((call.model_dump() for call in choice.delta.tool_calls or []), heard)
+        if choice.finish_reason:
+            heard.stop = _STOPS.get(choice.finish_reason, Stop.DONE)
+
+
+def _take_calls(calls: Iterable[Mapping[str, Any]], heard: Heard) -> None:
+    for position, called in enumerate(calls):
+        index, function = called.get("index"), called.get("function") or {}
+        call = heard.call(index if isinstance(index, int) else position)
+        call.name = call.name or function.get("name") or ""
+        call.parts.append(function.get("arguments") or "")
+
+
+def _take_whole(completion: Mapping[str, Any], heard: Heard) -> None:
+    heard.model = str(completion.get("model", ""))
+    choice = (completion.get("choices") or [{}])[0]
+    message = choice.get("message") or {}
+    heard.text.append(message.get("content") or "")
+    heard.refusal = message.get("refusal") or ""
+    _take_calls(message.get("tool_calls") or [], heard)
+    if reason := choice.get("finish_reason"):
+        heard.stop = _STOPS.get(reason, Stop.DONE)
+    if usage := completion.get("usage"):
+        heard.usage = _usage(usage)
+
+
+def _usage(fields: Mapping[str, Any]) -> Usage:
+    """OpenAI's prompt tokens include those that its cache gave or took; its output tokens include hidden reasoning."""
+    details = fields.get("prompt_tokens_details") or {}
+    read, written = count(details.get("cached_tokens")), count(details.get("cache_write_tokens"))
+    prompt = count(fields.get("prompt_tokens"))
+    return Usage(max(0, prompt - read - written), read, written, count(fields.get("completion_tokens")))
