@@ -160,10 +160,10 @@ def _decide(seen: _Evidence) -> tuple[RejectReason | None, Decision]:
     whole, margin = seen.whole, seen.margin
     if seen.impossible:
         return RejectReason.ABOVE_ROOFLINE, Decision.UNDECIDED
+    if whole.upper < 0:  # no scatter, however wild, makes a refusal of this an error that matters
+        return RejectReason.SLOWER, Decision.REJECTED
     if seen.wild:
         return RejectReason.TOO_NOISY, Decision.UNDECIDED
-    if whole.upper < 0:
-        return RejectReason.SLOWER, Decision.REJECTED
     if seen.hopeful < margin:
         return RejectReason.GAIN_TOO_SMALL, Decision.REJECTED
     if any(i.upper < -margin for i in seen.each):

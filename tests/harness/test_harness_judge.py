@@ -110,6 +110,13 @@ def test_more_noise_than_was_calibrated_is_never_accepted_however_large_the_gain
     assert verdict.decision is Decision.UNDECIDED and verdict.reason is RejectReason.TOO_NOISY
 
 
+def test_a_clear_loss_is_slower_however_wild_the_machine() -> None:
+    whole = sample(np.random.default_rng(7), -0.7, 24, between=0.1)
+    verdict = through_looks([whole], rules(noise=noise(scatter_limit=0.02)))
+    assert (verdict.decision, verdict.reason) == (Decision.REJECTED, RejectReason.SLOWER)
+    assert verdict.zygotes == 6  # and costs no more looks
+
+
 def test_what_the_means_scatter_more_than_their_zygotes_widens_the_bounds() -> None:
     whole = ShapeSample(sample(np.random.default_rng(14), 0.05, 6))
     plain = decide("a", "b", [whole], rules())
