@@ -56,6 +56,7 @@ class Raw:
     body: bytes
     forever: bool = False
     content_type: str = "text/event-stream"
+    code: int = 200
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _begin(self, content_type: str = "text/event-stream", *, chunked: bool = True) -> None:
-        self.send_response(200)
+    def _begin(self, content_type: str = "text/event-stream", *, chunked: bool = True, code: int = 200) -> None:
+        self.send_response(code)
         self.send_header("content-type", content_type)
         self.send_header("transfer-encoding", "chunked") if chunked else self.send_header("connection", "close")
         self.end_headers()
@@ -162,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
     def _raw(self, step: Raw) -> None:
-        self._begin(step.content_type)
+        self._begin(step.content_type, code=step.code)
         self._chunk(step.body)
         with contextlib.suppress(OSError):
             while step.forever and not self.fake.closed.is_set():

@@ -6,10 +6,10 @@ import json
 import threading
 
 import pytest
-from asking import ARGUMENTS, DIALECTS, GOOD, KEY, QUICK, TOOL, ask, point_at, provider, request
+from asking import ARGUMENTS, DIALECTS, GOOD, KEY, TOOL, ask, point_at, provider, request
 from fake_model_server import MODEL, Answer, FakeModelServer, Raw, Status
 
-from kforge.agent.calls import CallFailure, CallFailureKind, Message, Reply, Role, Usage
+from kforge.agent.calls import CallFailure, CallFailureKind, Message, Reply, Usage
 
 PROTOCOLS = pytest.mark.parametrize("dialect", list(DIALECTS))
 STREAMED = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
@@ -172,6 +172,15 @@ def test_output_without_end_is_cut(dialect, flood, monkeypatch):
     assert failure.assumed
 
 
+@PROTOCOLS
+def test_an_error_page_without_end_is_no_crash(dialect, monkeypatch):
+    with FakeModelServer(Raw(b"x" * 50_000, True, "text/html", 500)).running() as server:
+        failure = ask(dialect, server, monkeypatch)
+    assert failure.kind is CallFailureKind.TRUNCATED
+    assert failure.usage.total == 0
+    assert len(server.asked) == 1
+
+
 REFUSALS = {
     "anthropic": ('tool_choice: type "tool" and "any" are not supported for this model.', "tool_choice"),
     "chat": ("Unsupported parameter: 'max_tokens' is not supported with this model.", "max_tokens"),
@@ -200,9 +209,3 @@ def test_the_limit_of_the_answer_stays_when_one_of_its_names_is_left_away(monkey
     with FakeModelServer(Status(400, REFUSALS["chat"][0]), GOOD).running() as server:
         ask("chat", server, monkeypatch)
     assert server.asked[1].body["max_completion_tokens"] == 500
-
-
-def test_the_model_is_the_same_for_every_role(monkeypatch):
-    with FakeModelServer(GOOD).running() as server:
-        point_at(server, monkeypatch)
-        assert {provider("chat", QUICK).model_for(role) for role in Role} == {"some-model"}

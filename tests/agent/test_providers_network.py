@@ -182,11 +182,12 @@ def test_a_wrong_key_is_told_without_the_key(dialect, code, monkeypatch, caplog)
     Status(400, f"key {KEY[:14]}... is odd"),
     Status(500, f"crashed with {KEY}", echo=True),
     Status(429, f"too many requests of {KEY[3:]}"),
+    Status(403, f"not for {KEY}"),
     GOOD.but(calls=(), text=f"Your key is {KEY}."),
     GOOD.but(calls=((KEY, "{}"),)),
     GOOD.but(calls=(("propose", f'{{"bottleneck": "{KEY}", "gain": -1}}'),)),
     GOOD.but(cut=2, then="error", error={"type": "server_error", "message": f"bad {KEY}"}),
-], ids=["400", "part", "500", "429", "prose", "tool", "arguments", "mid-stream"])
+], ids=["400", "part", "500", "429", "403", "prose", "tool", "arguments", "mid-stream"])
 def test_no_failure_holds_the_key(dialect, step, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     with FakeModelServer(step).running() as server:
@@ -198,12 +199,14 @@ def test_no_failure_holds_the_key(dialect, step, monkeypatch, caplog):
 
 
 @PROTOCOLS
-def test_no_answer_holds_the_key(dialect, monkeypatch):
+def test_no_answer_holds_the_key(dialect, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG)
     calls = (("propose", f'{{"bottleneck": "{KEY}", "gain": 1}}'),)
     with FakeModelServer(GOOD.but(calls=calls, text=KEY)).running() as server:
         reply = ask(dialect, server, monkeypatch)
     assert isinstance(reply, Reply)
     assert_hidden(repr(reply))
+    assert_hidden(caplog.text)
 
 
 def test_an_access_shows_no_secret():

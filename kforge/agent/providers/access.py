@@ -51,7 +51,8 @@ def access(variables: Sequence[str], base_url: str, others: Sequence[str] = ()) 
         if key := os.environ.get(variable, "").strip():
             if not (key.isascii() and key.isprintable() and " " not in key):
                 return f"{variable} holds characters that no key has: set it again"
-            return Access(variable, key, base_url, tuple(s for s in others if len(s) >= _SHORTEST))
+            secrets = (*others, urlsplit(base_url).password or "")
+            return Access(variable, key, base_url, tuple(s for s in secrets if len(s) >= _SHORTEST))
     local = " (a server that needs no key takes any text)" if server_of(base_url).startswith("http:") else ""
     return f"{variables[0]} is not set{local}: put a key for {server_of(base_url)} there"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-_SETTLED_POWER = 30  # of two: beyond any sensible delay
+_MOST_DOUBLINGS = 30  # beyond any sensible delay
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class Patience:
     first: float = 1.0  # delay before the second attempt; it doubles from one to the next
     longest: float = 60.0
     connect: float = 15.0
-    silence: float = 300.0
-    seconds: float = 900.0
+    silence: float = 600.0
+    seconds: float = 1200.0
 
     def delay(self, failed: int, asked: float | None) -> float:
         """Before the next attempt, after ``failed`` ones: random, so that callers do not come back together.
 
         Never sooner than the server ``asked`` for.
         """
-        most = min(self.longest, self.first * 2.0 ** min(failed - 1, _SETTLED_POWER))
+        most = min(self.longest, self.first * 2.0 ** min(failed - 1, _MOST_DOUBLINGS))
         return max(random.uniform(most / 2, most), asked or 0.0)
 
 

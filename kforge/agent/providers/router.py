@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kforge.agent.calls import Provider, Role
+from kforge.agent.providers.patience import Patience
 from kforge.core.errors import KforgeError
 
 _NAMES = ("anthropic", "openai", "replay")
@@ -25,18 +26,18 @@ class Router:
         return cls({role: provider for role in Role})
 
     @classmethod
-    def parse(cls, text: str) -> Router:
+    def parse(cls, text: str, patience: Patience | None = None) -> Router:
         """From ``PROVIDER:MODEL`` for every role, ``ROLE=PROVIDER:MODEL`` for some, or both, with commas between;
         ``replay:FOLDER`` takes the whole text. Raises KforgeError.
         """
         if text.startswith("replay:"):
-            return cls.of(_provider("replay", text.removeprefix("replay:")))
+            return cls.of(_provider("replay", text.removeprefix("replay:"), patience))
         by_role: dict[Role, Provider] = {}
         rest: Provider | None = None
         for part in text.split(","):
             role, spec = _split(part.strip())
             name, _, model = spec.partition(":")
-            provider = _provider(name, model)
+            provider = _provider(name, model, patience)
             if (role is None and rest is not None) or role in by_role:
                 raise KforgeError(f"--model {text} names two models for {role or 'every role'}: give one")
             if role is None:
@@ -76,7 +77,7 @@ def _split(part: str) -> tuple[Role | None, str]:
         raise KforgeError(f"--model: {head} is no role; choose among {', '.join(Role)}") from None
 
 
-def _provider(name: str, model: str) -> Provider:
+def _provider(name: str, model: str, patience: Patience | None) -> Provider:
     if name == "builtin":
         raise KforgeError("--model: builtin stands for kforge's own rules, which ask no model; leave --model away")
     if name not in _NAMES:
@@ -92,9 +93,9 @@ def _provider(name: str, model: str) -> Provider:
     if name == "anthropic":
         from kforge.agent.providers.anthropic_messages import Messages
 
-        return SdkProvider(model, Messages())
+        return SdkProvider(model, Messages(), patience)
     from kforge.agent.providers.openai_chat import Chat
     from kforge.agent.providers.openai_responses import Responses
 
     responses = Responses()
-    return SdkProvider(model, responses if responses.is_openai else Chat())
+    return SdkProvider(model, responses if responses.is_openai else Chat(), patience)

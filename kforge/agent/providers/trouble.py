@@ -67,9 +67,10 @@ def _of_status(error: Exception, status: int, access: Access) -> Trouble:
     headers = {k.lower(): v for k, v in response.headers.items()} if response is not None else {}
     said = f": {access.reason(message)}" if message else ""
     told = f"{access.server} answers {status}"
-    if status in (401, 403):  # what they say of the key is not repeated
-        reason = f"{told}: the key in {access.variable} is wrong or may not do this"
-        return Trouble(CallFailureKind.UNAUTHORISED, reason)
+    if status == 401:  # what is said of the key is not repeated
+        return Trouble(CallFailureKind.UNAUTHORISED, f"{told}: the key in {access.variable} is wrong")
+    if status == 403:
+        return Trouble(CallFailureKind.UNAUTHORISED, f"{told}: the key in {access.variable} may not do this{said}")
     if status == 402 or (status == 429 and any(word in words for word in _NO_MONEY)):
         return Trouble(CallFailureKind.UNAUTHORISED, f"{told}: the account of {access.variable} cannot pay{said}")
     wait = asked_delay(headers)
