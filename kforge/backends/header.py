@@ -74,6 +74,8 @@ class _Parser:
             at = _TOML_LINE.search(str(error))
             line = self.first + (int(at.group(1)) - 1 if at else self.body.rstrip().count("\n"))
             raise TemplateError(path, line, f"the header is not TOML: {error}") from None
+        except RecursionError:
+            raise TemplateError(path, self.first, "the header is nested too deeply") from None
 
     def line(self, word: str) -> int:
         """Line where ``word`` stands as a key or inside a table's name; the header's first line when nowhere."""
