@@ -88,6 +88,10 @@ class Proposer(Protocol):
         """Once a proposal's share of trials is spent, and again when it was judged."""
         ...
 
+    def trials(self, proposal: str) -> int:
+        """How many points of the proposal of this id deserve a trial in all, after what was told."""
+        ...
+
     @property
     def working(self) -> bool:
         """Whether something is still on its way."""
