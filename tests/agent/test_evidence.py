@@ -1,0 +1,156 @@
+"""The evidence sheet: the operator's contract, the measured figures, and nothing of what checks use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from situations import AXES, LINEAR, NORM, REPORT, linear_story, norm_story, task_of, tried, variation
+
+from kforge.agent import ideas as tree
+from kforge.agent.contracts import contract_of, signatures
+from kforge.agent.evidence import sheet
+from kforge.agent.failures import told
+from kforge.agent.ideas import Branch, Idea
+from kforge.core.trial import Decision, Failure, FailureClass, RejectReason, Verdict
+from kforge.core.workload import Problem, Workload
+from kforge.operators import get, names
+from kforge.tuner.proposals import Outcome, Proposal
+
+PROBLEMS = {
+    "embedding": Workload.of(Problem.of("embedding", V=100, H=96, weight="q8_0", rows=32), T=3),
+    "rms_norm": Workload.of(NORM, T=8),
+    "linear": Workload.of(LINEAR.with_rows(32), M=8),
+    "rope_kv_write": Workload.of(Problem.of("rope_kv_write", Hq=9, Hkv=3, D=64, P=64, kv="bf16", style="norm"), T=8,
+                                 pages=3, positions=100),
+    "paged_attention": Workload.of(Problem.of("paged_attention", Hq=32, Hkv=8, D=64, P=64, kv="f16"), T=8, S=8, B=8,
+                                   pages=64, max_context=512),
+    "silu_mul": Workload.of(Problem.of("silu_mul", I=64), T=3),
+    "gather_rows": Workload.of(Problem.of("gather_rows", H=64), R=3, T=5),
+    "argmax": Workload.of(Problem.of("argmax", V=64), R=3),
+}
+INEXACT = Failure(
+    FailureClass.INEXACT, "the output differs from the order specification",
+    "out[3, 17] is 1.5, expected 1.25 to the bit (7 of 4123 elements are wrong); case: T=29 nan strided seed 987654")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_operator_has_a_contract_with_its_tensors_in_launch_order_and_an_order_specification(name: str) -> None:
+    workload = PROBLEMS[name]
+    contract = contract_of(workload)
+    assert [t.name for t in contract.tensors] == [t.name for t in get(name).tensors(workload)]
+    assert contract.axes == get(name).dynamic_axes and contract.scalars == get(name).scalar_names
+    assert "spec" in contract.order and len(contract.order) > 100
+    assert contract.text and "Bound." not in contract.text  # error bounds are for relaxed kernels
+    assert bool(contract.panel) == (name in ("linear", "embedding"))
+
+
+def test_shapes_name_their_dynamic_axes() -> None:
+    shapes = {t.name: t.shape for t in contract_of(PROBLEMS["paged_attention"]).tensors}
+    assert shapes["q"] == "[T, 2048]" and shapes["query_start"] == "[S+1]" and shapes["block_table"] == "[S, B]"
+    assert shapes["k_cache"] == "[pages, 8, 64, 64]"
+
+
+def test_a_specification_that_shares_its_file_comes_alone_with_the_helpers_that_it_uses() -> None:
+    norm, rope = contract_of(PROBLEMS["rms_norm"]).order, contract_of(PROBLEMS["rope_kv_write"]).order
+    assert "kf_spec_rms_norm" in norm and "kf_spec_silu_mul" not in norm and norm.rstrip().endswith("}")
+    assert "inline void store(CacheType" in rope and "struct Tile" not in rope
+
+
+def test_the_mathematics_that_kernels_may_use_is_listed_by_signature() -> None:
+    found = signatures("math.h")
+    assert "float exp(float x)" in found and "__m512 exp(__m512 x)" in found and "float tree_sum(__m512 x)" in found
+
+
+def test_buckets_have_their_best_point_their_share_and_what_of_the_limit_is_reached() -> None:
+    small, large = sheet(norm_story().situation, []).buckets
+    assert (small.name, small.best, small.limit) == ("T=1", pytest.approx(2e-6), pytest.approx(0.5e-6))
+    assert small.reached == pytest.approx(0.25) and large.reached == pytest.approx(10 / 38)
+    assert small.share == pytest.approx(2 / 40) and large.share == pytest.approx(38 / 40)
+    assert "tokens=4" in small.by and "tokens=8" in large.by
+
+
+def test_only_parameters_that_mattered_are_listed_the_most_important_first() -> None:
+    assert sheet(linear_story().situation, []).importances == (("m_tile", 0.61), ("prefetch", 0.2))
+
+
+def test_the_order_in_which_figures_come_changes_nothing() -> None:
+    story = linear_story()
+    first = sheet(story.situation, [])
+    turned = replace(story.situation, importances=dict(reversed(story.importances.items())),
+                     weights=dict(reversed(story.situation.weights.items())),
+                     limits=dict(reversed(story.situation.limits.items())),
+                     tried=[replace(t, trials=dict(reversed(t.trials.items()))) for t in story.situation.tried])
+    assert sheet(turned, []) == first
+
+
+def test_the_compilers_report_says_spills_and_the_mix_in_shares() -> None:
+    (report,) = sheet(norm_story().situation, []).reports
+    assert report.spills == REPORT.spills and report.mix[0] == ("vector move", pytest.approx(250 / 380))
+
+
+def test_a_wrong_element_is_told_without_shape_distribution_or_seed() -> None:
+    text = told(INEXACT)
+    assert "out[a later row, 17] is 1.5, expected 1.25 to the bit" in text and "under 1 %" in text
+    assert not any(word in text for word in ("4123", "29", "987654", "strided", "nan", "seed", "case"))
+
+
+def test_the_first_row_is_told_apart_and_unwritten_elements_are_named() -> None:
+    first = replace(INEXACT, detail=INEXACT.detail.replace("out[3, 17]", "out[0, 17]"))
+    assert "out[0, 17]" in told(first)
+    unwritten = Failure(FailureClass.INCORRECT, "the kernel left output elements unwritten",
+                        "out[5, 560] was not written (80 of 2880 elements); case: T=5 normal seed 1")
+    assert told(unwritten) == ("the kernel left output elements unwritten. The first of them: out[a later row, 560]; "
+                               "under 10 % of the elements")
+
+
+@pytest.mark.parametrize("detail", ["case: T=29 normal seed 5", "at 0x7f; case: T=29 nan seed 5", "T=29", "seed 5"])
+def test_details_of_a_check_that_are_not_known_to_be_harmless_are_left_out(detail: str) -> None:
+    assert told(Failure(FailureClass.CRASH, "the kernel crashed with SIGSEGV", detail)) == (
+        "the kernel crashed with SIGSEGV")
+
+
+def test_a_compilers_output_is_told_with_the_lines_around_the_error() -> None:
+    text = told(Failure(FailureClass.COMPILE, "g++: kernel.cc:3: expected ';'", ">    3 int x\nkernel.cc:3:6: error"))
+    assert ">    3 int x" in text
+
+
+def test_failures_are_grouped_and_told_by_the_shortest() -> None:
+    story = norm_story()
+    template = story.templates[0]
+    longer = replace(INEXACT, detail="")
+    for params, failure in (({"tokens": 1}, INEXACT), ({"tokens": 2}, longer), ({"tokens": 8}, INEXACT)):
+        story.failures.append(tried(template, story.seconds((1,)), params, failure=failure))
+    (facts,) = sheet(story.situation, []).failures
+    assert facts.count == 3 and facts.kind == "inexact" and "tokens=2" in facts.point
+
+
+def test_ideas_are_told_with_prediction_measurement_failure_and_verdict(tmp_path: Path) -> None:
+    story = norm_story()
+    key = story.task.problem.key
+    before = tuple(tree.best_seconds(story.situation.tried).items())
+    ideas = [Idea(n, key, Branch(story.templates[0].hash), n, 0, before, n) for n in range(2)]
+
+    def proposal(n: int) -> Proposal:
+        template = variation("try", n, tmp_path, (1, 2, 5 + n))
+        return Proposal(ideas[n].id, key, template, ideas[n].branch.parent, "edges", "m", 0.5, "a/b")
+
+    told = story.outcome(proposal(0), 2.0, 19.0)
+    verdict = Verdict(Decision.REJECTED, "c", "i", 0.0, 0.0, 0.0, 5, 5, 0.01, RejectReason.NOT_SIGNIFICANT)
+    story.outcomes[0] = Outcome(told.proposal, told.tried, None, [verdict, verdict])
+    story.outcome(proposal(1), failure=INEXACT)
+    good, bad = sheet(story.situation, ideas).ideas
+    assert good.predicted == 0.5 and good.gain == pytest.approx(40 / 21 - 1) and good.made_from == "portable"
+    assert good.became == "1 points tried; judged: rejected (not_significant)"
+    assert bad.gain is None and bad.became.startswith("failed (inexact): the output differs")
+    assert "987654" not in repr(sheet(story.situation, ideas))
+
+
+def test_every_task_of_these_tests_has_a_sheet_before_anything_was_measured() -> None:
+    for operator in AXES:
+        problem = PROBLEMS[operator].problem.without_layout
+        story = norm_story()
+        story.task, story.points, story.templates, story.limits = task_of(problem), [], [], ()
+        empty = sheet(story.situation, [])
+        assert all(b.best is None and b.share is None and b.reached is None for b in empty.buckets)
