@@ -270,3 +270,23 @@ def test_kill_9_in_mid_call_counts_the_call_in_full_and_the_run_goes_on(tmp_path
     assert isinstance(reply, Reply)
     assert spent(tmp_path).usd == pytest.approx(WORST + COST)
     assert len(load(tmp_path)) == 1
+
+
+class Interrupted:
+    """A provider in whose call somebody presses Ctrl-C."""
+
+    name = "anthropic"
+
+    def model_for(self, role: Role) -> str:
+        return "some-model"
+
+    def complete(self, request, cancel):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_call_is_spent_in_full_and_keeps_nobody_waiting(tmp_path):
+    ask = Caller(Router.of(Interrupted()), Ledger.open(tmp_path, Limits(usd=WORST * 1.5), PRICES))
+    with pytest.raises(KeyboardInterrupt):
+        ask.call(request(), NEVER)
+    assert ask.call(request(ordinal=1), NEVER).kind is CallFailureKind.BUDGET
+    assert spent(tmp_path).usd == pytest.approx(WORST)
