@@ -127,9 +127,8 @@ def open_engine(model: str, kernels: str, threads: int | None, kv_tokens: int, a
 def open_model(name: str) -> Model:
     """A file or folder by path, or a model by the name that ``kforge model get`` knows."""
     from kforge.models import load
-    from kforge.models.fetch import resolve
 
-    return load(resolve(name))
+    return load(name)
 
 
 def usable_kernels(kernels: str) -> str:

@@ -28,7 +28,13 @@ def get(name: Annotated[str, typer.Argument(help="Name of a known model.")] = "s
 
 @app.command()
 def synth(
-    name: Annotated[str, typer.Argument(help="Shape: llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, qwen3-0.6b.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Shape: llama-3.2-1b, llama-3.2-3b, llama-3.1-8b; or qwen3-0.6b, of which a file can be written but "
+            "that neither the engine nor tune can load yet (the Llama family only)."
+        ),
+    ],
     file_format: Annotated[str, typer.Option("--format", help="q4_0, q4_1, q8_0, q4_k_m, bf16 or f16.")] = "q4_0",
     layers: Annotated[int | None, typer.Option(help="Write only this many layers.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
@@ -52,20 +58,15 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """What a model file holds: shape, rotary embedding, formats, tokenizer."""
-    from rich.console import Console
-    from rich.table import Table
-
     from kforge.models import load
-    from kforge.models.fetch import resolve
 
-    facts = _facts(load(resolve(model)))
+    facts = _facts(load(model))
     if as_json:
         print(json.dumps(facts, indent=1))
         return
-    table = Table(show_header=False, box=None)
+    width = max(map(len, facts))
     for key, value in facts.items():
-        table.add_row(key, str(value))
-    Console().print(table)
+        print(f"{key:<{width}}  {value}")
 
 
 def _facts(model: Model) -> dict[str, str | int | float]:

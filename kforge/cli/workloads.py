@@ -31,7 +31,6 @@ def workloads(
 ) -> None:
     """Every operator call of a decode step and of a prefill chunk, with the time that the target allows."""
     from kforge.models import load
-    from kforge.models.fetch import resolve
     from kforge.models.graph import StepOptions
     from kforge.models.workloads import priced
     from kforge.models.workloads import workloads as rows_of
@@ -39,7 +38,7 @@ def workloads(
 
     if act not in ("a8", "f32") or kv not in ("bf16", "f16", "f32"):
         raise KforgeError("--act is a8 or f32, --kv is bf16, f16 or f32.")
-    rows = rows_of(load(resolve(model)), numbers("--batch", batch), numbers("--context", context), prefill,
+    rows = rows_of(load(model), numbers("--batch", batch), numbers("--context", context), prefill,
                    StepOptions(kv=kv, act=act))
     table = priced(rows, load_target(target))
     if as_json:

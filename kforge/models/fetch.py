@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -60,14 +61,14 @@ def get(name: str = DEFAULT) -> Path:
     return path
 
 
-def resolve(name_or_path: str) -> Path:
-    """A known name's file (fetched if need be), else the path as given. Raises ``KforgeError`` if neither exists."""
-    if name_or_path in SOURCES:
-        return get(name_or_path)
+def resolve(name_or_path: str | os.PathLike[str]) -> Path:
+    """A path that exists, as given, else a known name's file, fetched if need be. ``KforgeError`` for anything else."""
     path = Path(name_or_path)
-    if not path.exists():
-        raise KforgeError(f"{name_or_path}: neither a file, a folder, nor a known model ({', '.join(SOURCES)}).")
-    return path
+    if path.exists():
+        return path
+    if (name := os.fspath(name_or_path)) in SOURCES:
+        return get(name)
+    raise KforgeError(f"{name}: neither a file, a folder, nor a known model ({', '.join(SOURCES)}).")
 
 
 def _download(name: str, source: Source, folder: Path) -> Path:

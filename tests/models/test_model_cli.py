@@ -31,6 +31,24 @@ def test_synth_writes_a_file_that_show_describes(tmp_path, monkeypatch):
     assert shown["weight bytes"] == shown["weights"] // 32 * 34
 
 
+def test_a_long_path_is_shown_whole_in_a_narrow_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    (folder := tmp_path / ("long-name-" * 12)).mkdir()
+    path = run("model", "synth", "tiny-llama-test", "--layers", "1", "--out", str(folder / "x.gguf")).stdout.strip()
+    assert f"path                          {path}" in run("model", "show", path).stdout
+
+
+def test_a_shape_that_cannot_be_loaded_yet_is_offered_with_that_word(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["kforge", "model", "synth", "--help"])
+    said = " ".join(run("model", "synth", "--help").stdout.replace("│", " ").split())
+    assert "neither the engine nor tune can load yet" in said
+    path = tmp_path / "qwen.gguf"
+    assert run("model", "synth", "qwen3-0.6b", "--layers", "1", "--out", str(path)).exit_code == 0
+    refused = run("model", "show", str(path)).exception
+    path.unlink()  # it is large
+    assert isinstance(refused, KforgeError) and "qwen3" in str(refused)
+
+
 def test_bad_input_is_a_kforge_error(tmp_path):
     file = tmp_path / "x.gguf"
     file.write_bytes(b"GGUF")
