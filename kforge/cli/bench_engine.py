@@ -26,7 +26,7 @@ def engine(
     batch: Annotated[str, typer.Option(help="Sequences that decode together, comma-separated.")] = "1,8",
     prefill: Annotated[str, typer.Option(help="Prompt lengths, comma-separated; empty: none.")] = "512",
     decode: Annotated[int, typer.Option(min=1, help="Tokens per sequence and run.")] = 48,
-    context: Annotated[int, typer.Option(min=1, help="Prompt length of the decode runs.")] = 16,
+    context: Annotated[int, typer.Option(min=1, help="Prompt length of the decode runs, where they start.")] = 16,
     kernels: Annotated[str, typer.Option(help="What to compare, in order: each against the one before.")]
     = "none,default,tuned",
     torch_dtype: Annotated[str, typer.Option(help="Weights of 'none': f32 or bf16.")] = "f32",
@@ -83,29 +83,22 @@ def _label(name: str, act: str, torch_dtype: str, isolated: bool) -> str:
 
 def _print(model: str, engines: dict[str, Engine], comparison: Comparison, act: str, torch_dtype: str) -> None:
     from rich.console import Console
-    from rich.table import Table
+
+    from kforge.cli.run_tables import rate_table
+    from kforge.cli.tables import folding
 
     console = Console()
     _progress("")
-    table = Table(title=f"{model}, tokens/s")
-    for column in ("setting", "kernels", "median", "spread", "x the row above", "Python"):
-        table.add_column(column, justify="left" if column in ("setting", "kernels") else "right")
-    for figure in comparison.figures:
-        ratio = f"{figure.ratio.median:.2f} ±{100 * figure.ratio.spread:.1f} %" if figure.ratio else ""
-        label = _label(figure.kernels, act, torch_dtype, engines[figure.kernels].isolated)
-        table.add_row(figure.setting, label, f"{figure.rate.median:.1f}",
-                      f"{100 * figure.rate.spread:.1f} %", ratio, f"{100 * figure.python_share:.1f} %",
-                      end_section=figure.kernels == list(engines)[-1])
-    console.print(table)
+    console.print(rate_table(comparison.figures, f"{model}, tokens/s",
+                             lambda name: _label(name, act, torch_dtype, engines[name].isolated)))
     if comparison.bandwidth is not None:
         console.print(f"memory read bandwidth beside it: {comparison.bandwidth.median / 1e9:.1f} GB/s, "
                       f"spread {100 * comparison.bandwidth.spread:.0f} %")
     for name, one in engines.items():
         if name == "none":
             continue
-        used = Table(title=f"kernels of '{name}'")
-        for column in ("first call", "kernel", "template", "tier", "calls"):
-            used.add_column(column, justify="right" if column == "calls" else "left", no_wrap=column == "kernel")
+        used = folding("first call", "kernel", "template", "tier", "calls", right=("calls",),
+                       title=f"kernels of '{name}'")
         for use in one.kernels_used():
             used.add_row(use.label, use.hash, use.template, use.tier, str(use.calls))
         console.print(used)

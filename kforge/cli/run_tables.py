@@ -1,21 +1,48 @@
-"""A run's problems as a table: what ``kforge tune`` ends with and ``kforge runs show`` repeats."""
+"""A run as tables: what ``kforge tune`` ends with and ``kforge runs show`` repeats."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
+
+from kforge.cli.tables import folding
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from kforge.engine.measure import Figure
+    from kforge.tuner.promotion import EngineVerdict
     from kforge.tuner.run_view import RunView
 
 _LEAST_SHARE = 0.005  # of a step: below it, a problem is only counted
 
 
+def rate_table(figures: Sequence[Figure], title: str, label: Callable[[str], str] = str) -> Table:
+    """Tokens/s of kinds of kernels, named by ``label``, beside each other at some settings."""
+    from kforge.tuner.report_text import RATIOS
+
+    columns = ("setting", "kernels", "tokens/s", "spread", "over the row above", "Python")
+    table = folding(*columns, right=columns[2:], title=title)
+    for _, rows in groupby(figures, key=lambda figure: figure.setting):
+        for figure in rows:
+            ratio = figure.ratio
+            table.add_row(
+                figure.setting,
+                label(figure.kernels),
+                f"{figure.rate.median:.1f}",
+                f"{100 * figure.rate.spread:.1f} %",
+                f"{ratio.median:.2f}x ± {100 * ratio.spread:.1f} %" if ratio else "",
+                f"{100 * figure.python_share:.1f} %",
+            )
+        table.add_section()
+    table.caption = (f"over the row above: {RATIOS}; context: what the cache holds from the first step timed to the "
+                     "last, nothing at the start of a prefill")
+    return table
+
+
 def problem_table(run: RunView) -> Table | None:
     """Each problem at each bucket that takes some of a step, the heaviest first; None before anything was planned."""
-    from rich.table import Table
-
     from kforge.tuner.report import problem_rows
 
     rows = problem_rows(run)
@@ -23,11 +50,8 @@ def problem_table(run: RunView) -> Table | None:
         return None
     shares = sorted((bucket.share for task in run.tasks for bucket in task.buckets), reverse=True)
     shown = sum(share >= _LEAST_SHARE for share in shares)
-    table = Table(title="what search, judge and engine said, the heaviest first")
-    table.add_column("problem and bucket", overflow="fold", min_width=24)
-    table.add_column("of a step, limit", justify="right")
-    table.add_column("gain of the best")
-    table.add_column("outcome", overflow="fold")
+    table = folding("problem and bucket", "of a step, limit", "gain of the best", "outcome",
+                    title="what search, judge and engine said, the heaviest first")
     for p in rows[:shown]:
         engine = f" (engine {p.engine})" if p.engine != "-" else ""
         table.add_row(
@@ -39,3 +63,26 @@ def problem_table(run: RunView) -> Table | None:
     if rest := len(rows) - shown:
         table.caption = f"and {rest} that take less than {100 * _LEAST_SHARE:g} % of a step"
     return table
+
+
+def engine_table(verdicts: Sequence[EngineVerdict]) -> Table:
+    """What each problem's kernels give the engine, mode by mode; what became of them is said once, elsewhere."""
+    from kforge.tuner.report_names import short_problem
+
+    columns = ("problem", "mode", "gain", "at least", "calls", "in this mode")
+    table = folding(*columns, right=columns[2:5], title="what each tuned kernel gives the engine (left out in turn)")
+    for problem, rows in groupby(sorted(verdicts, key=lambda v: v.problem), key=lambda v: v.problem):
+        name = short_problem(problem)
+        for v in rows:
+            table.add_row(name, v.mode, f"{100 * v.gain:+.1f} %", f"{100 * v.lower:+.1f} %", str(v.calls), v.word)
+            name = ""
+        table.add_section()
+    return table
+
+
+def engine_lines(run: RunView) -> list[str]:
+    """A line for each problem with accepted kernels: promoted, or why not."""
+    from kforge.tuner.report_names import short_problem
+    from kforge.tuner.report_outcomes import engine_states
+
+    return [f"{short_problem(key)}: {state}" for key, state in engine_states(run).items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,11 +41,11 @@ def list_runs(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
         print(json.dumps(rows, indent=1))
         return
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table()
-    for column in ("run", "model", "state", "trials", "failed", "accepted", "tuned over default"):
-        table.add_column(column, overflow="fold", justify="left" if column in ("run", "model", "state") else "right")
+    from kforge.cli.tables import folding
+
+    table = folding("run", "model", "state", "trials", "failed", "accepted", "tuned over default",
+                    right=("trials", "failed", "accepted"))
     for row in rows:
         if "error" in row:
             table.add_row(row["run"], "", row["error"], "", "", "", "")
@@ -70,22 +71,27 @@ def list_runs(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
 @app.command()
 def show(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     """One run: state, tokens/s, and each problem's gain."""
-    from kforge.tuner.report import failure_rows, problem_rows, told
+    from kforge.tuner.report import failure_rows, problem_rows
+    from kforge.tuner.report_outcomes import engine_states
+    from kforge.tuner.report_text import told
     from kforge.tuner.run_view import view_of
 
     view = view_of(find(run, runs_dir))
     if as_json:
         problems = [vars(p) for p in problem_rows(view)]
-        print(json.dumps({**_brief(view), "failures": dict(view.failures), "problems": problems}, indent=1))
+        more = {"failures": dict(view.failures), "problems": problems, "engine": engine_states(view)}
+        print(json.dumps({**_brief(view), **more}, indent=1))
         return
     from rich.console import Console
 
-    from kforge.cli.run_tables import problem_table
+    from kforge.cli.run_tables import engine_lines, problem_table
 
     for line in told(view):
         print(line)
     if (table := problem_table(view)) is not None:
         Console().print(table)
+    for line in engine_lines(view):
+        print(f"  {line}")
     for row in failure_rows(view):
         print(f"  {row.count} failed ({row.kind}): {row.reasons[0]}")
 
@@ -101,6 +107,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML file: tokens/s, roofline, convergence, gains, failures, verdicts, layouts."""
     from kforge.tuner.report import write_report
+    from kforge.tuner.report_text import unmeasured
     from kforge.tuner.run_view import view_of
 
     path = find(run, runs_dir)
@@ -110,6 +117,8 @@ def report(
         print(json.dumps({**_brief(view), "file": str(file)}, indent=1))
     else:
         print(file)
+        if reason := unmeasured(view):
+            print(f"kforge: {reason}", file=sys.stderr)
 
 
 def find(run: str, runs_dir: Path) -> Path:
@@ -129,6 +138,8 @@ def find(run: str, runs_dir: Path) -> Path:
 
 
 def _brief(view: RunView) -> dict[str, Any]:
+    from kforge.tuner.report_text import unmeasured
+
     return {
         "run": view.id,
         "model": view.options.model,
@@ -141,6 +152,8 @@ def _brief(view: RunView) -> dict[str, Any]:
         "failed": sum(view.failures.values()),
         "judged": len(view.judged),
         "accepted": view.accepted,
+        "unmeasured": unmeasured(view) or None,
+        "serving": None if view.serving is None else {**vars(view.serving), "text": view.serving.text},
         "rates": [
             {
                 "setting": r.setting,

@@ -26,7 +26,13 @@ def tune(
         str, typer.Argument(help="A model's name, a GGUF file, or a safetensors folder.")
     ] = "smollm2-135m",
     target: Annotated[str, typer.Option(help="Only the host can be measured.")] = "host",
-    budget: Annotated[str, typer.Option(help="Wall time for search, judging and promotion: 90s, 10m, 2h.")] = "8m",
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="Wall time for search, judging and promotion: 90s, 10m, 2h. The table of tokens/s at the end comes on "
+            "top: about a minute for a small model."
+        ),
+    ] = "8m",
     workload: Annotated[
         str, typer.Option(help="Only problems whose key contains this text, such as linear(K=576.")
     ] = "",
@@ -49,7 +55,6 @@ def tune(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from kforge.harness.proof import proven, require
     from kforge.models import load
-    from kforge.models.fetch import resolve
     from kforge.native.compilers import default_compiler
     from kforge.registry.database import Registry
     from kforge.targets.files import load_target
@@ -74,7 +79,7 @@ def tune(
             options = TuneOptions.from_json(folder.of(Event.STARTED)[0]["options"])
             if trust_candidates:
                 options = dataclasses.replace(options, trust_candidates=True)
-            opened = load(resolve(options.model))
+            opened = load(options.model)
         else:
             options = TuneOptions(
                 model=model,
@@ -89,7 +94,7 @@ def tune(
                 retune=retune,
                 trust_candidates=trust_candidates,
             )
-            opened = load(resolve(model))
+            opened = load(model)
             step_rows(opened, options)  # says what is impossible before there is a run
             folder = RunFolder.create(runs_dir, model)
         from kforge.cli.watching import watcher
@@ -152,66 +157,42 @@ def _run_path(name: str, runs_dir: Path) -> Path:
 
 def _print(result: TuneResult, folder: Path) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    from kforge.cli.run_tables import problem_table
+    from kforge.cli.run_tables import engine_lines, engine_table, problem_table, rate_table
+    from kforge.tuner.report_text import unmeasured
     from kforge.tuner.run_view import view_of
 
-    console = Console()
-    table = Table(title="tokens/s, medians of interleaved runs in one process")
-    for column in ("setting", "kernels", "tokens/s", "spread", "over the row above", "Python"):
-        table.add_column(column, justify="left" if column in ("setting", "kernels") else "right")
-    for figure in result.table.figures:
-        ratio = f"{figure.ratio.median:.2f}x" if figure.ratio else ""
-        table.add_row(
-            figure.setting,
-            figure.kernels,
-            f"{figure.rate.median:.1f}",
-            f"{100 * figure.rate.spread:.1f} %",
-            ratio,
-            f"{100 * figure.python_share:.1f} %",
-            end_section=figure.kernels == "tuned",
-        )
-    console.print(table)
-    if (problems := problem_table(view_of(folder))) is not None:
+    console, view = Console(), view_of(folder)
+    console.print(rate_table(result.table.figures, "tokens/s, medians of interleaved runs in one process"))
+    if (problems := problem_table(view)) is not None:
         console.print(problems)
     if result.engine:
-        gains = Table(title="what each tuned kernel gives the engine (left out, one at a time)")
-        for column in ("problem", "mode", "gain", "at least", "calls", ""):
-            gains.add_column(column, overflow="fold")
-        for v in result.engine:
-            gains.add_row(
-                v.problem,
-                v.mode,
-                f"{100 * v.gain:+.1f} %",
-                f"{100 * v.lower:+.1f} %",
-                str(v.calls),
-                "promoted" if v.promotes else v.reason,
-            )
-        console.print(gains)
+        console.print(engine_table(result.engine))
+    for line in engine_lines(view):
+        console.print(line, highlight=False, soft_wrap=True)
     for layout in result.layouts:
-        console.print(f"layout of {layout.problem}: {layout.text}")
+        console.print(f"layout of {layout.problem}: {layout.text}", highlight=False, soft_wrap=True)
     s = result.search
     if not result.engine and s.settled:
-        console.print("No kernel was shown to beat the one that serves now, so there is none to leave out.")
-    if s.kept:
-        console.print(f"{len(s.kept)} problems were served from the registry without tuning.")
-    console.print(
-        f"{s.trials} trials, {len(s.accepted)} kernels accepted now. Run {result.run}; report: "
-        f"kforge runs report {folder}"
-    )
+        print("No kernel was shown to beat the one that serves now, so there is none to leave out.")
+    if nothing := unmeasured(view):
+        print(nothing)
+    elif s.kept:
+        print(f"{len(s.kept)} problems were not tuned: earlier runs had settled them (--retune tries again).")
+    print(f"{s.trials} trials, {len(s.accepted)} kernels accepted now. Run {result.run}; report: "
+          f"kforge runs report {folder}")
+    print(result.serving.text)
 
 
 def _document(result: TuneResult) -> dict[str, object]:
-    import dataclasses
-
     return {
         "run": result.run,
         "trials": result.search.trials,
         "settled": list(result.search.settled),
         "kept": list(result.search.kept),
         "accepted": [k.candidate_hash for k in result.search.accepted],
-        "engine": [dataclasses.asdict(v) for v in result.engine],
+        "serving": {**dataclasses.asdict(result.serving), "text": result.serving.text},
+        "engine": [{**dataclasses.asdict(v), "promotes": v.promotes} for v in result.engine],
         "layouts": [{**dataclasses.asdict(v), "kept": v.keeps} for v in result.layouts],
         "table": [
             {
@@ -220,6 +201,7 @@ def _document(result: TuneResult) -> dict[str, object]:
                 "tokens_per_second": f.rate.median,
                 "spread": f.rate.spread,
                 "ratio": f.ratio.median if f.ratio else None,
+                "ratio_spread": f.ratio.spread if f.ratio else None,
                 "python_share": f.python_share,
             }
             for f in result.table.figures

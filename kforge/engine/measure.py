@@ -61,7 +61,8 @@ class Comparison:
 
 
 def decode_setting(batch: int, prompt: int = 16, decode: int = 48) -> Setting:
-    return Setting(f"batch {batch}", batch, prompt, decode)
+    """Named by the tokens in the cache, too, from the first step to the last: the longer the context, the slower."""
+    return Setting(f"decode batch {batch} context {prompt}-{prompt + decode}", batch, prompt, decode)
 
 
 def prefill_setting(prompt: int) -> Setting:

@@ -39,6 +39,17 @@ class EngineVerdict:
         return self.same_tokens and self.calls > 0 and not_slower
 
     @property
+    def word(self) -> str:
+        """What the engine says in this mode, which alone decides nothing."""
+        if not self.same_tokens:
+            return "other tokens"
+        if self.calls == 0:
+            return "not called"
+        if self.promotes:
+            return "not slower"
+        return "slower" if self.gain <= -NOT_SLOWER else "may be slower"
+
+    @property
     def reason(self) -> str:
         if not self.same_tokens:
             return f"the engine's tokens differ in {self.mode}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from kforge.core.trial import FailureClass, Verdict
+from kforge.core.trial import FailureClass
 from kforge.tuner.report_names import microseconds, short_bucket, short_problem, short_template
+from kforge.tuner.report_outcomes import PROMOTED, bucket_outcome, engine_states
+from kforge.tuner.report_text import RATIOS, minutes, rate_cell, unmeasured
 from kforge.tuner.run_view import RunView, TaskView
 
 if TYPE_CHECKING:
@@ -105,33 +106,32 @@ def render(run: RunView) -> str:
     placed = {name: drawn.draw(figure) if figure is not None else None for name, figure in plots.items()}
     return template.render(
         run=run,
-        minutes=_minutes,
+        minutes=minutes,
         kinds=[k for k in _KINDS if any(r.kernels == k for r in run.rates)],
         names=_KINDS,
         rates=rate_rows(run),
+        ratios=RATIOS,
         problems=problem_rows(run),
         failures=failure_rows(run),
         verdicts=verdict_rows(run),
         layouts=layout_rows(run),
         panels=panels,
         plots=placed,
-        promoted=_promoted(run),
+        promoted=sum(state == PROMOTED for state in engine_states(run).values()),
+        unmeasured=unmeasured(run),
         plotly=drawn.library(),
         failed=sum(run.failures.values()),
     )
 
 
 def rate_rows(run: RunView) -> list[RateRow]:
-    rows = []
-    for setting in dict.fromkeys(r.setting for r in run.rates):
-        cells = []
-        for kind in _KINDS:
-            for r in run.rates:
-                if (r.setting, r.kernels) == (setting, kind):
-                    ratio = f" ({r.ratio:.2f}x ± {100 * r.ratio_spread:.1f} %)" if r.ratio else ""
-                    cells.append(f"{r.median:.1f}{ratio}")
-        rows.append(RateRow(setting, tuple(cells)))
-    return rows
+    return [
+        RateRow(
+            setting,
+            tuple(rate_cell(r) for kind in _KINDS for r in run.rates if (r.setting, r.kernels) == (setting, kind)),
+        )
+        for setting in dict.fromkeys(r.setting for r in run.rates)
+    ]
 
 
 def problem_rows(run: RunView) -> list[ProblemRow]:
@@ -159,26 +159,10 @@ def problem_rows(run: RunView) -> list[ProblemRow]:
                 f"{100 * bucket.limit / best:.0f} %" if best and bucket.limit else "-",
                 micro,
                 "; ".join(f"{v.mode} {100 * v.gain:+.1f} %" for v in engine) or "-",
-                _outcome(run, task, won is not None, told),
+                bucket_outcome(run, task, bucket),
             )
         )
     return rows
-
-
-def _outcome(run: RunView, task: TaskView, won: bool, told: Verdict | None) -> str:
-    if not won:
-        if told is not None:
-            return f"incumbent stays: {told.reason.value.replace('_', ' ')}" if told.reason else "incumbent stays"
-        return "nothing faster to judge" if task.accepted is not None else "not judged"
-    engine = run.engine_of(task.key)
-    if not engine:
-        return "accepted, engine not run"
-    return "promoted" if all(v.promotes for v in engine) else "accepted, the engine did not agree"
-
-
-def _promoted(run: RunView) -> int:
-    """Problems whose kernels the engine took in every mode."""
-    return len({v.problem for v in run.engine} - {v.problem for v in run.engine if not v.promotes})
 
 
 def failure_rows(run: RunView) -> list[FailureRow]:
@@ -232,10 +216,6 @@ def _chosen(run: RunView, task: TaskView) -> str:
     return engine[0] if engine else str(task.rows) if task.rows else "not yet"
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
-
-
 class _Plots:
     """Numbers plots, and brings Plotly's library when there is any."""
 
@@ -267,16 +247,3 @@ def write_report(run: RunView, out: Path) -> Path:
     except OSError as error:
         raise KforgeError(f"cannot write {out}: {error.strerror}; choose another file with -o") from error
     return out
-
-
-def told(run: RunView) -> Sequence[str]:
-    """A run in a few lines of text."""
-    state = "finished" if run.finished else "unfinished"
-    lines = [
-        f"{run.id}: {run.options.model} on {run.target}, {state}, "
-        f"{_minutes(run.used_seconds)} of {_minutes(run.options.budget_seconds)}",
-        f"  {len(run.tried)} trials of {len(run.tasks)} problems, {sum(run.failures.values())} failed; "
-        f"{len(run.judged)} judged, accepted at {run.accepted} buckets",
-    ]
-    lines += [f"  {r.setting}: {', '.join(c for c in r.cells)} tokens/s" for r in rate_rows(run)]
-    return lines

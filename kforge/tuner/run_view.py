@@ -10,10 +10,12 @@ from pathlib import Path
 from kforge.core.errors import KforgeError
 from kforge.core.trial import Trial, Verdict
 from kforge.core.workload import Problem
+from kforge.models.workloads import modes
 from kforge.tuner.journal import Event, Line, RunFolder, trial_from_json, verdict_from_json
 from kforge.tuner.layouts import LayoutGain, LayoutVerdict, changed
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.promotion import EngineVerdict
+from kforge.tuner.serving import Serving
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class BucketView:
 
 @dataclass(frozen=True)
 class TaskView:
-    """A problem of the run. ``rows`` is None before its layout was chosen; ``accepted`` before it was settled."""
+    """A problem of the run. ``rows`` is None before its layout was chosen; ``accepted`` before it was settled, and
+    ``before``, the panel height that the run found."""
 
     key: str
     points: int
@@ -50,6 +53,7 @@ class TaskView:
     refused: tuple[str, ...]
     rows: int | None
     accepted: int | None
+    before: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class RunView:
     layouts: tuple[LayoutVerdict, ...]  # of changed panel heights that met the engine
     rates: tuple[Rate, ...]
     bandwidth: float  # bytes/s beside the table; 0 when not measured
+    kept: int = 0  # problems that earlier runs had settled, so that this one did not tune them
+    serving: Serving | None = None  # after the run; None while it goes on
 
     @property
     def failures(self) -> Counter[str]:
@@ -121,15 +127,16 @@ def view_of(path: Path) -> RunView:
             f"{path}/journal.jsonl does not begin with a run's options: the run has not begun, or is damaged"
         )
     started = lines[0].data
-    tables = _data(lines, Event.TABLE)
+    tables, ends = _data(lines, Event.TABLE), _data(lines, Event.FINISHED)
     table = tables[-1] if tables else {"bandwidth": None, "figures": []}
     try:
+        options = TuneOptions.from_json(started["options"])
         return RunView(
             id=path.resolve().name,
             path=path,
-            options=TuneOptions.from_json(started["options"]),
+            options=options,
             target=started["target"],
-            finished=any(line.kind is Event.FINISHED for line in lines),
+            finished=bool(ends),
             used_seconds=lines[-1].at,
             roof=Roof(float(started.get("bandwidth", 0.0)), tuple(started.get("peaks", {}).items())),
             tasks=tuple(_tasks(lines)),
@@ -139,9 +146,11 @@ def view_of(path: Path) -> RunView:
                 for d in _data(lines, Event.VERDICT)
             ),
             engine=tuple(EngineVerdict(**d) for d in _data(lines, Event.PROMOTION)),
-            layouts=tuple(_layouts(lines)),
+            layouts=tuple(_layouts(lines, options)),
             rates=tuple(_rate(f) for f in table["figures"]),
             bandwidth=table["bandwidth"]["median"] if table["bandwidth"] else 0.0,
+            kept=ends[-1].get("kept", 0) if ends else 0,
+            serving=Serving(**ends[-1]["serving"]) if ends and "serving" in ends[-1] else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise KforgeError(
@@ -154,13 +163,21 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(p.parent for p in folder.glob("*/journal.jsonl"))
 
 
+def last_measured(folder: Path) -> str | None:
+    """The newest run below ``folder`` that timed any kernel, None when there is none."""
+    for path in reversed(runs_in(folder)):
+        if any(line.kind is Event.TRIAL for line in RunFolder.lines_of(path)):
+            return path.name
+    return None
+
+
 def _data(lines: Iterable[Line], kind: Event) -> list[dict]:
     return [line.data for line in lines if line.kind is kind]
 
 
 def _tasks(lines: list[Line]) -> list[TaskView]:
     rows = {d["task"]: d["rows"] for d in _data(lines, Event.LAYOUT)}
-    accepted = {d["task"]: d["accepted"] for d in _data(lines, Event.SETTLED)}
+    settled = {d["task"]: d for d in _data(lines, Event.SETTLED)}
     return [
         TaskView(
             d["task"],
@@ -168,17 +185,20 @@ def _tasks(lines: list[Line]) -> list[TaskView]:
             tuple(BucketView(b["bucket"], b["share"], b["limit"], tuple(b["calls"].items())) for b in d["buckets"]),
             tuple(dict.fromkeys(f"{r['template']}: {r['reason']}" for r in d["refused"])),
             rows.get(d["task"]),
-            accepted.get(d["task"]),
+            settled.get(d["task"], {}).get("accepted"),
+            settled.get(d["task"], {}).get("before"),
         )
         for d in _data(lines, Event.TASK)
     ]
 
 
-def _layouts(lines: list[Line]) -> Iterator[LayoutVerdict]:
+def _layouts(lines: list[Line], options: TuneOptions) -> Iterator[LayoutVerdict]:
+    """Of those that met the engine in every mode: fewer decide nothing."""
+    ways = {mode.name for mode in modes(options.batches, (options.context,), options.prefill)}
     gains = [LayoutGain(**d) for d in _data(lines, Event.LAYOUT_GAIN)]
     for settled, before in changed(_data(lines, Event.SETTLED)):
         own = tuple(g for g in gains if g.problem == settled.problem)
-        if own:
+        if ways <= {g.mode for g in own}:
             yield LayoutVerdict(settled.problem, settled.rows, before, own)
 
 

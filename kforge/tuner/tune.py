@@ -26,6 +26,7 @@ from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Watcher
 from kforge.tuner.promotion import EngineVerdict, Promotion
 from kforge.tuner.proposals import Proposer
+from kforge.tuner.serving import Serving, serving
 
 TABLE_ROUNDS = 5
 SIDES = {  # rows of the table: kernels, and torch's dtype for weights dequantised once
@@ -38,13 +39,15 @@ SIDES = {  # rows of the table: kernels, and torch's dtype for weights dequantis
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a run came to. ``table`` is tokens/s of torch, default and tuned kernels, interleaved."""
+    """What a run came to. ``table`` is tokens/s of torch, default and tuned kernels, interleaved; ``serving``: what the
+    model's calls get from now on."""
 
     run: str
     search: SearchOutcome
     engine: tuple[EngineVerdict, ...]
     layouts: tuple[LayoutVerdict, ...]
     table: Comparison
+    serving: Serving
 
 
 def tune(
@@ -79,11 +82,13 @@ def tune(
             )
             promotion = Promotion(pairs, registry, folder, watcher)
             verdicts = promotion.promote(before, registry.snapshot(), accepted, ways, time_is_up)
+        serves = serving(coordinator.snapshot, registry.snapshot(), folder.id, [r.workload for r in rows], target)
         watcher.stage("decoding with torch, default and tuned kernels")
         table = engine_table(model, options, _settings(options), watcher)
     folder.write(Event.TABLE, _table_json(table))
-    folder.write(Event.FINISHED, {"trials": outcome.trials, "accepted": len(accepted)})
-    return TuneResult(folder.id, outcome, tuple(verdicts), tuple(layouts), table)
+    ending = {"trials": outcome.trials, "accepted": len(accepted), "kept": len(outcome.kept)}
+    folder.write(Event.FINISHED, {**ending, "serving": dataclasses.asdict(serves)})
+    return TuneResult(folder.id, outcome, tuple(verdicts), tuple(layouts), table, serves)
 
 
 def step_rows(model: Model, options: TuneOptions) -> list[WorkloadRow]:

@@ -51,7 +51,8 @@ def test_bench_engine_writes_ratios_and_kernels_as_json(model, tmp_path):
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text())
     assert [(f["kernels"], f["setting"]) for f in document["figures"]] == [
-        ("none", "batch 1"), ("default", "batch 1"), ("none", "prefill 32"), ("default", "prefill 32")]
+        (kernels, setting) for setting in ("decode batch 1 context 16-20", "prefill 32")
+        for kernels in ("none", "default")]
     assert document["figures"][1]["ratio_to_previous"]["median"] > 0
     assert document["bandwidth"]["median"] > 1e9
     assert all(use["calls"] for use in document["kernels"]["default"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from kforge.core.trial import Decision, Failure, FailureClass, RejectReason, Timing, Trial, Verdict
@@ -16,6 +17,8 @@ LINEAR = "linear(K=576,N=960,act=a8,bias=0,epilogue=none,weight=q4_1)"
 WITH_ROWS = "linear(K=576,N=960,act=a8,bias=0,epilogue=none,rows={},weight=q4_1)"
 NORM = "rms_norm(H=576,residual=1)"
 TEMPLATE = "cpp/linear/a8_vnni.cc.j2"
+MODES = ("decode batch 1 context 512", "decode batch 8 context 512", "prefill 512")
+SETTINGS = ("decode batch 1 context 32-80", "decode batch 8 context 32-56", "prefill 512")
 LIMITS = {1: 5e-5, 8: 5e-5}  # seconds at M=1 and M=8
 
 
@@ -64,8 +67,8 @@ def search(folder: RunFolder, trials: int = 24) -> None:
     _trial(folder, NORM, f"{NORM}@T=1", 0, timed)
 
 
-def finish(folder: RunFolder) -> None:
-    """Layout, two verdicts, promotion, the table."""
+def finish(folder: RunFolder, layout_gains: Sequence[float] = (0.041, 0.02, 0.01)) -> None:
+    """Layout, two verdicts, the engine on the layout in each mode, promotion, the table."""
     folder.write(Event.LAYOUT, {"task": LINEAR, "rows": 32})
     for m, verdict in (
         (
@@ -114,9 +117,10 @@ def finish(folder: RunFolder) -> None:
         Event.SETTLED,
         {"task": LINEAR, "rows": 32, "before": 16, "buckets": ["M=1", "M=8"], "templates": "t", "accepted": 1},
     )
-    gain = LayoutGain(LINEAR, "decode batch 1 context 512", 0.041, 0.032, True, 0.008)
-    folder.write(Event.LAYOUT_GAIN, dataclasses.asdict(gain))
-    engine = EngineVerdict(WITH_ROWS.format(32), "decode batch 1 context 512", 0.062, 0.048, 0.077, True, 960, 16)
+    for mode, gain in zip(MODES, layout_gains, strict=True):
+        lower = gain - 0.009
+        folder.write(Event.LAYOUT_GAIN, dataclasses.asdict(LayoutGain(LINEAR, mode, gain, lower, True, 0.008)))
+    engine = EngineVerdict(WITH_ROWS.format(32), MODES[0], 0.062, 0.048, 0.077, True, 960, 16)
     folder.write(Event.PROMOTION, dataclasses.asdict(engine))
     rates = (("torch f32", 21.0, None), ("default", 84.0, 4.0), ("tuned", 96.6, 1.15))
     folder.write(
@@ -131,12 +135,20 @@ def finish(folder: RunFolder) -> None:
                     "python_share": 0.05,
                     "ratio": {"median": ratio, "spread": 0.01} if ratio else None,
                 }
-                for setting in ("batch 1", "batch 8", "prefill 512")
+                for setting in SETTINGS
                 for kind, rate, ratio in rates
             ],
         },
     )
-    folder.write(Event.FINISHED, {"trials": 45, "accepted": 1})
+    serving = {"promoted": 1, "kernels": 3, "relaid": 1}
+    folder.write(Event.FINISHED, {"trials": 45, "accepted": 1, "kept": 2, "serving": serving})
+
+
+def served(folder: RunFolder) -> None:
+    """The end of a run that found everything settled: it measured nothing but the table."""
+    folder.write(Event.TABLE, {"bandwidth": None, "figures": []})
+    serving = {"promoted": 0, "kernels": 0, "relaid": 0}
+    folder.write(Event.FINISHED, {"trials": 0, "accepted": 0, "kept": 11, "serving": serving})
 
 
 def _task(folder: RunFolder, task: str, buckets: list[tuple[str, float, float]]) -> None:
@@ -147,7 +159,7 @@ def _task(folder: RunFolder, task: str, buckets: list[tuple[str, float, float]])
             "points": 96,
             "promise": 0.1,
             "buckets": [
-                {"bucket": key, "share": share, "limit": limit, "calls": {"decode batch 1 context 512": 30.0}}
+                {"bucket": key, "share": share, "limit": limit, "calls": {MODES[0]: 30.0}}
                 for key, share, limit in buckets
             ],
             "refused": [

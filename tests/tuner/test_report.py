@@ -37,7 +37,8 @@ def test_a_finished_run_shows_rates_gains_failures_verdicts_and_layouts(finished
         "+21.4 % [+18.3, +24.6]",
         "decode batch 1 context 512 +6.2 %",
         ">promoted<",
-        "incumbent stays",
+        "incumbent stays: slower when judged",
+        "1 kernel promoted by this run; 3 serve in all.",
         "slower than the incumbent",
         "was not declared in this scope",
         "inexact",
@@ -50,7 +51,11 @@ def test_each_problem_has_its_best_against_the_limit_the_heaviest_first(finished
     rows = problem_rows(view_of(finished))
     assert [(r.problem, r.bucket, r.outcome) for r in rows] == [
         ("linear 576x960 q4_1 a8", "M=1", "promoted"),
-        ("linear 576x960 q4_1 a8", "M=8", "incumbent stays: slower"),
+        (
+            "linear 576x960 q4_1 a8",
+            "M=8",
+            "served with rows 32 instead of 16, with which the engine was faster; incumbent stays: slower when judged",
+        ),
         ("rms_norm H=576 residual=1", "T=1", "not judged"),
     ]
     assert (rows[2].first, rows[2].best, rows[2].limit, rows[2].of_limit) == ("2", "2", "1", "50 %")
@@ -64,7 +69,10 @@ def test_failures_are_counted_by_class_with_distinct_reasons(finished: Path):
 
 def test_layouts_name_the_chosen_height_and_what_each_height_reached(finished: Path):
     (row,) = layout_rows(view_of(finished))
-    assert row.chosen == "rows 16 -> 32: engine +4.1 % in decode batch 1 context 512; kept"
+    assert row.chosen == (
+        "rows 16 -> 32: engine +4.1 % in decode batch 1 context 512, +2.0 % in decode batch 8 context 512, "
+        "+1.0 % in prefill 512; kept"
+    )
     assert re.match(r"16: \S+ / \S+ us; 32: \S+ / \S+ us; 64: ", row.times)
 
 
@@ -143,6 +151,31 @@ def test_runs_are_listed_shown_and_reported_by_the_beginning_of_their_name(finis
     assert (finished / "report.html").is_file()
     missing = runner.invoke(app, ["show", "2019", *where])
     assert isinstance(missing.exception, KforgeError)
+
+
+def test_what_is_shown_names_its_columns_and_says_what_serves(finished: Path, tmp_path: Path):
+    shown = CliRunner().invoke(app, ["show", "last", "--runs-dir", str(tmp_path)]).stdout
+    row = "decode batch 1 context 32-80: torch f32 21.0, default 84.0 (4.00x ± 1.0 %), tuned 96.6 (1.15x ± 1.0 %)"
+    assert row in shown
+    assert "in brackets how many times the kernels before" in shown
+    assert "1 kernel promoted by this run; 3 serve in all." in shown
+    assert "linear 576x960 q4_1 a8: promoted" in shown
+
+
+def test_a_run_that_timed_nothing_says_so_and_names_the_last_that_did(finished: Path, tmp_path: Path):
+    with run_folders.start(tmp_path, "zz-later") as folder:
+        run_folders.served(folder)
+    empty = folder.path.rename(tmp_path / "29990101-000000-later-0000")
+    runner, where = CliRunner(), ["--runs-dir", str(tmp_path)]
+    says = ("earlier runs had settled all 11 problems", f"the last run that timed any: {finished.name}")
+    done = runner.invoke(app, ["report", "last", *where])
+    assert done.stdout.strip() == str(empty / "report.html")
+    for text in (done.stderr, runner.invoke(app, ["show", "last", *where]).stdout, (empty / "report.html").read_text()):
+        assert all(words in text for words in says), text
+    row = json.loads(runner.invoke(app, ["list", "--json", *where]).stdout)[-1]
+    assert finished.name in row["unmeasured"] and row["serving"]["kernels"] == 0
+    assert "default and tuned are the same kernels" in row["serving"]["text"]
+    assert runner.invoke(app, ["report", finished.name, *where]).stderr == ""
 
 
 @pytest.mark.slow

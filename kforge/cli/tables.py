@@ -1,0 +1,19 @@
+"""Tables of which nothing is cut off, in a narrow terminal and in a log: what does not fit goes on in the next line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def folding(*columns: str, right: Collection[str] = (), title: str | None = None) -> Table:
+    """A table that fits any width; ``right``: columns of figures."""
+    from rich.table import Table
+
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, overflow="fold", justify="right" if column in right else "left")
+    return table

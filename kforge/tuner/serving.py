@@ -1,0 +1,53 @@
+"""What serves a model's calls after a run, so that nobody takes the shipped defaults for tuned kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kforge.core.defaults import DEFAULT_ROWS
+from kforge.core.kernel import KernelState
+from kforge.core.target import Target
+from kforge.core.workload import Workload
+from kforge.registry.ask import ask
+from kforge.registry.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Serving:
+    """``kernels``: of the registry, that serve the model's calls in all, with those that the run promoted; ``relaid``:
+    weights that lie in another layout than the defaults have."""
+
+    promoted: int
+    kernels: int
+    relaid: int = 0
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        if self.kernels:
+            own = f"{_count(self.promoted, 'kernel')} promoted" if self.promoted else "None was promoted"
+            return f"{own} by this run; {self.kernels} {'serves' if self.kernels == 1 else 'serve'} in all."
+        if self.relaid:
+            weights = _count(self.relaid, "weight")
+            return f"None was promoted: the shipped defaults serve, {weights} in a layout chosen here."
+        return "None was promoted: the shipped defaults serve, so default and tuned are the same kernels."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def serving(before: Snapshot, now: Snapshot, run: str, calls: Iterable[Workload], target: Target) -> Serving:
+    """``before``: the registry when the run began, or when it was resumed."""
+    already = {k.id for k in before.kernels if k.state is KernelState.PROMOTED}
+    own = [k for k in now.kernels if k.target_identity == target.identity and k.state is KernelState.PROMOTED]
+    used, relaid = set(), set()
+    for workload in calls:
+        problem = workload.problem.without_layout
+        answer = ask(now, problem.operator, {**dict(problem.static), **workload.axes}, target)
+        if answer.kernel is not None:
+            used.add(answer.kernel.id)
+        if now.rows(problem, target.identity) != DEFAULT_ROWS:
+            relaid.add(problem)
+    return Serving(sum(k.run == run or k.id not in already for k in own), len(used), len(relaid))
