@@ -13,7 +13,7 @@ from kforge.backends.templates import Template
 from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.errors import KforgeError
 from kforge.core.target import Target
-from kforge.core.trial import CompilerReport
+from kforge.core.trial import CompilerReport, FailureClass
 from kforge.operators import get
 from kforge.targets.roofline import time_limit
 from kforge.tuner.plan import Bucket
@@ -193,7 +193,7 @@ def _failures(failures: Sequence[Tried]) -> tuple[FailureFacts, ...]:
     groups: dict[tuple[str, str], list[FailureFacts]] = {}
     for tried in failures:
         failed = next((t.failure for _, t in sorted(tried.trials.items()) if t.failure is not None), None)
-        if failed is not None:
+        if failed is not None and failed.kind is not FailureClass.HARNESS:  # which is not the kernel's
             facts = FailureFacts(tried.point.name, failed.kind.value, told(failed), 1)
             groups.setdefault((tried.template_hash, failed.kind.value), []).append(facts)
     least = [(min(group, key=lambda f: (len(f.told), f.point)), len(group)) for group in groups.values()]

@@ -7,6 +7,8 @@ latency.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,9 +21,10 @@ from kforge.agent.evidence import sheet
 from kforge.agent.idea_log import IdeaLog
 from kforge.agent.ideas import Branch, Idea, Rest
 from kforge.agent.thinking import Assignment, Caller, End, Ending, Mend, think
-from kforge.core.trial import Failure
+from kforge.core.trial import Failure, FailureClass
 from kforge.tuner.proposals import Outcome, Proposal, Situation
 
+_NICE = 10  # of threads that think: a tenth of what a kernel gets that is being timed
 MENDS = 2  # repairs of what failed once it was built, one after another
 
 
@@ -29,6 +32,20 @@ MENDS = 2  # repairs of what failed once it was built, one after another
 class _Job:
     idea: Idea
     future: Future[Proposal | Ending]
+
+
+def _give_way() -> None:
+    """Drafts are rendered, and streams of answers are read, beside kernels that are being timed."""
+    with contextlib.suppress(OSError):  # not every system has a priority for each thread
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(nice, _NICE))
+
+
+def _to_mend(outcome: Outcome) -> bool:
+    """Nothing of it ran, and that is its own doing."""
+    if outcome.failure is None or outcome.failure.kind is FailureClass.HARNESS:
+        return False
+    return not tree.best_seconds(outcome.tried)
 
 
 class ModelProposer:
@@ -43,7 +60,7 @@ class ModelProposer:
         self._caller, self._run, self._parallel = caller, run, parallel
         self._root = root_of(run)
         self._log = IdeaLog.open(run)
-        self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="idea")
+        self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="idea", initializer=_give_way)
         self._cancel = threading.Event()
         self._jobs: list[_Job] = []  # in the order of their ideas
         self._ready: list[Proposal] = []
@@ -138,8 +155,7 @@ class ModelProposer:
         proposal = outcome.proposal
         self._outcomes[proposal.id] = outcome
         situation = self._situations.get(proposal.task)
-        failed = outcome.failure is not None and not tree.best_seconds(outcome.tried)
-        if not failed or situation is None or self._over or self._cancel.is_set():
+        if not _to_mend(outcome) or situation is None or self._over or self._cancel.is_set():
             return
         idea = next((i for i in self._log.ideas if i.id == proposal.id), None)
         if idea is None or any(i.mends == proposal.id for i in self._log.ideas):

@@ -126,6 +126,13 @@ def test_failures_are_grouped_and_told_by_the_shortest() -> None:
     assert facts.count == 3 and facts.kind == "inexact" and "tokens=2" in facts.point
 
 
+def test_what_the_harness_did_wrong_is_not_told_of_a_kernel() -> None:
+    story = norm_story()
+    broken = Failure(FailureClass.HARNESS, "a child did not start")
+    story.failures.append(tried(story.templates[0], story.seconds((1,)), failure=broken))
+    assert sheet(story.situation, []).failures == ()
+
+
 def test_ideas_are_told_with_prediction_measurement_failure_and_verdict(tmp_path: Path) -> None:
     story = norm_story()
     key = story.task.problem.key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -286,6 +287,29 @@ def test_a_proposal_that_failed_to_build_is_repaired_without_being_asked_for(sto
             break
         chain += more
     assert len(chain) == MENDS
+    proposer.close()
+
+
+def test_a_failure_of_the_harness_is_not_mended(story: Story, tmp_path: Path) -> None:
+    proposer = ModelProposer(plain(), tmp_path)
+    proposer.ask(story.situation)
+    (made,) = settle(proposer)
+    proposer.tell(story.outcome(made, failure=Failure(FailureClass.HARNESS, "a child did not start")))
+    assert not proposer.working
+    proposer.close()
+
+
+def test_thinking_gives_way_to_what_is_being_timed(story: Story, tmp_path: Path) -> None:
+    nice = []
+
+    def look(request: Request) -> Answer:
+        nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return analysis()
+
+    proposer = ModelProposer(plain(analyst=[look]), tmp_path)
+    proposer.ask(story.situation)
+    settle(proposer)
+    assert nice[0] >= 10
     proposer.close()
 
 
