@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kforge.backends import templates
+from kforge.backends.header import parse
 from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
 from kforge.core.paths import shipped
@@ -55,6 +56,12 @@ def from_file(
 
 
 def _from_template(file: Path, text: str, problem: Problem, target: Target, params: Mapping[str, Attr]) -> Candidate:
+    meant = parse(file.name, text).operator
+    if meant != problem.operator:
+        raise KforgeError(
+            f"{file.name} is a template for {meant} (its header says so), and --op says {problem.operator}: "
+            f"give --op {meant} with that operator's --axes, or another template"
+        )
     with draft_folder() as folder:
         place = folder / "cpp" / problem.operator
         place.mkdir(parents=True)

@@ -162,7 +162,8 @@ def _noise_json(noise: Noise | None) -> dict[str, Any] | None:
 def _print(recorded: Recorded, noise: Noise | None, table: Sequence[Rate], kept: Path | None, path: Path,
            decisions: int) -> None:
     from rich.console import Console
-    from rich.table import Table
+
+    from kforge.cli.tables import folding
 
     plain = Console()
     console = plain if plain.is_terminal else Console(width=140)
@@ -170,10 +171,9 @@ def _print(recorded: Recorded, noise: Noise | None, table: Sequence[Rate], kept:
         console.print(f"the time was over before the noise was known: kforge judge calibrate --resume goes on ({path})",
                       soft_wrap=True)
         return
-    shown = Table(title="the judge's decisions")
-    for column in ("kernel", "slower by", "measured", "decisions", "accepted", "95 % bounds", "rejected", "undecided",
-                   "not audited", "s each", "zygotes"):
-        shown.add_column(column, justify="left" if column == "kernel" else "right")
+    columns = ("kernel", "slower by", "measured", "decisions", "accepted", "95 % bounds", "rejected", "undecided",
+               "not audited", "s each", "zygotes")
+    shown = folding(*columns, right=columns[1:], title="the judge's decisions")
     for r in table:
         shown.add_row(
             r.kernel, f"{100 * r.slowdown:.0f} %" if r.slowdown else "A/A",

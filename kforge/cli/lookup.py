@@ -40,8 +40,8 @@ def lookup(
         promise = "promised" if answer.promised else "an estimate"
         print(f"{operator}: kernel {kernel.candidate_hash} ({answer.tier}, {promise})")
         print(
-            f"  measured at {kernel.bucket_key} on {kernel.target_name}: {kernel.seconds * 1e6:.2f} us, "
-            f"{100 * kernel.gain:+.1f} % over the default (at least {100 * kernel.gain_lower:+.1f} %)"
+            f"  judged at {kernel.bucket_key} on {kernel.target_name}: {100 * kernel.gain:+.1f} % over the default "
+            f"(at least {100 * kernel.gain_lower:+.1f} %); the search timed {kernel.seconds * 1e6:.2f} us a call"
         )
         print(f"  {kernel.template} {' '.join(f'{k}={v}' for k, v in kernel.params)}")
         for reason in answer.stale:
@@ -79,7 +79,7 @@ def _document(answer: Answer) -> dict[str, object]:
             "problem": kernel.problem.key,
             "bucket": dict(kernel.bucket),
             "target": kernel.target_name,
-            "seconds": kernel.seconds,
+            "search_seconds": kernel.seconds,
             "gain": kernel.gain,
             "gain_lower": kernel.gain_lower,
             "template": kernel.template,

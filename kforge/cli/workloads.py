@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _FILE_WIDTH = 140  # columns when the output is no terminal
+_WORDS_WHOLE = 80  # columns from which on there is room for them beside the shapes
 
 
 def workloads(
@@ -71,11 +72,10 @@ def _print(rows: list[PricedRow]) -> None:
         total = sum(row.seconds for row in step)
         table = Table(title=f"{mode.name}: at best {1e3 * total:.3f} ms, {mode.tokens / total:.0f} tokens/s"
                       if total else mode.name, title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("call", no_wrap=True)
-        table.add_column("shape")
-        for name in ("count", "bytes", "operations", "limit us", "share"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("bound by", no_wrap=True)
+        figures = ("count", "bytes", "operations", "limit us", "share")
+        for name in ("call", "shape", *figures, "bound by"):
+            table.add_column(name, justify="right" if name in figures else "left", overflow="fold",
+                             no_wrap=name != "shape" and console.width >= _WORDS_WHOLE)
         for row in step:
             workload = row.row.workload
             count = workload.count

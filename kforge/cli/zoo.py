@@ -64,19 +64,20 @@ def _tell(sighting: Sighting) -> None:
     from kforge.harness.zoo.specimens import told
 
     if sighting.as_told:
-        print(f"ok     {sighting.specimen.name}: {told(sighting.gate)}", flush=True)
+        what = f"stopped by {told(sighting.gate)}" if sighting.stopped else "passes"
+        print(f"ok     {sighting.specimen.name}: {what}", flush=True)
     else:
         print(f"WRONG  {sighting.specimen.name}: {sighting.sentence}", flush=True)
 
 
 def _table(seen: Sequence[Sighting], left: Sequence[str], seconds: float) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from kforge.cli.tables import folding
     from kforge.harness.zoo import Kind
     from kforge.harness.zoo.specimens import told
 
-    table = Table("kind", "tried", "stopped", "as told", "by which gate", "false alarms")
+    table = folding("kind", "tried", "stopped", "as told", "by which gate", "false alarms")
     for kind in Kind:
         if not (mine := [s for s in seen if s.specimen.kind is kind]):
             continue

@@ -21,7 +21,11 @@ class KernelState(StrEnum):
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """One kernel at one bucket of one target. Times are seconds per call, from the judge's last pairs."""
+    """One kernel at one bucket of one target.
+
+    ``gain`` is the judge's, from interleaved pairs. The seconds per call are the search's, each timed at its own
+    moment: they rank, and their ratio is not the gain.
+    """
 
     candidate_hash: str
     problem: Problem

@@ -58,12 +58,13 @@ def numpy_dtype(dtype: DType) -> np.dtype:
 
 
 def widen(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """float64, exactly."""
+    """float64, exactly. What nobody wrote or a wrong kernel left may be any bits: signalling NaNs are no news."""
     import numpy as np
 
-    if dtype is DType.BF16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        if dtype is DType.BF16:
+            return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return array.astype(np.float64)
 
 
 def narrow(array: np.ndarray, dtype: DType) -> np.ndarray:

@@ -41,6 +41,9 @@ def lookup(snapshot: Snapshot, problem: Problem, dynamic: Mapping[str, int], ask
             return _take(kernel, Tier.EXACT, "measured at this bucket on this target", trace, asker)
     if not entries:
         trace.append(Step(Tier.EXACT, problem.key, False, "no promoted kernel of this problem on any target"))
+    for kernel in snapshot.unserved(problem, asker.target_identity):
+        reason = f"accepted by the judge, not promoted, so it does not serve; why: kforge kernels show {kernel.id}"
+        trace.append(Step(Tier.EXACT, _name(kernel), False, reason))
     own = _usable([k for k in entries if k.target_identity == asker.target_identity], asker, trace)
     siblings = [k for k in entries if k.target_identity in asker.siblings]
     for kernel in entries:

@@ -54,6 +54,18 @@ class Snapshot:
         """Promoted kernels of this very problem, on any target."""
         return self._served.get(problem.key, ())
 
+    def unserved(self, problem: Problem, target_identity: str) -> tuple[KernelRecord, ...]:
+        """Accepted kernels of this problem, in whatever layout, that no engine run has promoted, on a target."""
+        wanted = problem.without_layout
+        return tuple(
+            k
+            for k in self.kernels
+            if k.state is KernelState.ACCEPTED
+            and k.problem.operator == wanted.operator
+            and k.target_identity == target_identity
+            and k.problem.without_layout == wanted
+        )
+
     def settled(self, problem: Problem, target_identity: str) -> Settled | None:
         """What was decided for a problem (without its layout) on a target, None when it was never tuned there."""
         return self._settled.get(f"{target_identity} {problem.key}")

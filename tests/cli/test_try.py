@@ -107,6 +107,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(monkeypatch, home: Path, writ
     assert "\n" not in str(error)
 
 
+def test_a_template_for_another_operator_is_told_which_it_is_for(kforge, write):
+    text = (shipped("templates") / "kernels/cpp/rms_norm/portable.cc.j2").read_text()
+    done = kforge("try", write(text, "mine.j2"), "--op", "silu_mul", "--axes", AXES)
+    assert done.returncode == 2
+    assert "mine.j2 is a template for rms_norm (its header says so), and --op says silu_mul" in done.stderr
+    assert "folder" not in done.stderr
+
+
 def test_a_missing_file_and_an_unknown_kind_of_file_are_bad_input(kforge, write, tmp_path: Path):
     for file, says in ((tmp_path / "none.cc", "cannot read"), (write("x", "kernel.py"), "a kernel is C++")):
         done = kforge("try", file, "--op", "silu_mul", "--axes", AXES)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -78,3 +79,14 @@ def test_the_table_names_every_call(capsys):
     for words in ("decode batch 1 context 512", "prefill 16", "gate_up", "M=16 K=2048 N=16384 q4_0 a8 silu_gate",
                   "memory", "tokens/s"):
         assert words in out
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_word_of_the_table_is_cut_in_a_narrow_terminal(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    _print(priced(workloads(plan("llama-3.2-1b", "q4_0"), batch=(1,), prefill=0), TARGET))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= width and not any("\u2026" in line for line in lines)
+    assert sum(line.count("%") for line in lines) == 11  # a share for each call
+    assert width < 80 or any("gate_up" in line and "30199.0" in line for line in lines)

@@ -1,5 +1,7 @@
 """The bound lets honest float32 kernels pass with room to spare, and catches a single mistake."""
 
+import warnings
+
 import numpy as np
 import pytest
 from operator_problems import attention, linear, ratio, rms_norm, rope
@@ -7,7 +9,7 @@ from operator_problems import attention, linear, ratio, rms_norm, rope
 from kforge import operators
 from kforge.core.dtypes import DType, WeightFormat
 from kforge.operators import Distribution, layouts
-from kforge.operators.numerics import narrow, quantize_a8, widen
+from kforge.operators.numerics import narrow, numpy_dtype, quantize_a8, widen
 
 EVERY = list(Distribution)
 _SHOWS_NO_POSITION = (Distribution.EQUAL, Distribution.NAN, Distribution.INFINITE)
@@ -233,3 +235,12 @@ def test_rope_mistakes_are_caught(kv, style):
         exact = reference["v_cache"].reference.astype(np.float32)
         truncated = (exact.view(np.uint32) >> 16).astype(np.uint16)
         assert fails("v_cache", truncated) and (narrow(wide.astype(np.float32), dtype) == good["v_cache"]).all()
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
+def test_bits_that_nobody_meant_are_widened_without_a_warning(dtype):
+    bits = {DType.F32: np.uint32(0x7F800001), DType.F16: np.uint16(0x7C01), DType.BF16: np.uint16(0x7F81)}[dtype]
+    array = np.full(8, bits).view(numpy_dtype(dtype))  # signalling NaNs
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(widen(array, dtype)).all()

@@ -79,6 +79,21 @@ def test_an_accepted_kernel_is_read_back_whole_and_served_only_after_promotion(r
     assert [k.candidate_hash for k in read(tmp_path / "registry.db").served(PROBLEM)] == [kernel.candidate_hash]
 
 
+def test_a_look_up_mentions_what_was_accepted_and_not_promoted_in_any_layout():
+    other = Problem.of(**{"operator": "linear", **dict(PROBLEM.static), "rows": 64})
+    waiting = record(2, state=KernelState.ACCEPTED, problem=other, id=7)
+    elsewhere = record(2, state=KernelState.ACCEPTED, target="there", id=8)
+    another = record(2, state=KernelState.ACCEPTED, problem=Problem.of("rms_norm", H=576, residual=0), id=9)
+    answer = lookup(Snapshot.of([waiting, elsewhere, another]), PROBLEM, {"M": 2}, ASKER, bucket)
+    assert answer.kernel is None
+    reasons = [step.reason for step in answer.trace]
+    assert reasons == [
+        "no promoted kernel of this problem on any target",
+        "accepted by the judge, not promoted, so it does not serve; why: kforge kernels show 7",
+        "nothing measured is near enough: the shipped default serves",
+    ]
+
+
 def test_promoting_a_better_kernel_retires_the_one_before(registry, tmp_path):
     first = registry.accept(record(), b"code", "src", {})
     second = registry.accept(record(candidate_hash="better"), b"code", "src", {})
