@@ -18,17 +18,22 @@ from kforge.tuner.search import FAILURES, FAR_BEHIND, TaskSearch
 
 LAYOUT_GAIN = 0.10  # what another layout must promise: no judge confirms it, and a wrong one costs every bucket
 _CURIOSITY = 0.1  # log ratio that a lane may be behind for each unit of the confidence bound
-FIRST_ROUNDS = 2  # of a proposal, before its author hears of it
 
 
 @dataclass
 class Lane:
-    """``rounds``: how often it was given the machine."""
+    """``rounds``: how often it was given the machine. ``deserved``: points that it may have tried in all."""
 
     space: Space
     search: TaskSearch
     proposal: Proposal | None = None
     rounds: int = 0
+    deserved: float = math.inf
+
+    @property
+    def left(self) -> float:
+        """Points that may still be tried."""
+        return max(self.deserved - len(self.search.measured), 0)
 
     @property
     def hopeless(self) -> bool:
@@ -91,7 +96,7 @@ class Contest:
         for lane in self.lanes:
             own = self._best(lane.search.measured)
             behind = own and all(own[b] > FAR_BEHIND * best[b] for b in own)
-            if not (lane.search.exhausted or lane.hopeless or (behind and lane.proposal is not None)):
+            if not (lane.search.exhausted or lane.hopeless or not lane.left or (behind and lane.proposal is not None)):
                 yield lane
 
     def next_lane(self) -> Lane | None:

@@ -35,6 +35,7 @@ from kforge.tuner.search import TaskSearch, open_storage
 
 BATCH = 4  # points that are built side by side
 _PAUSE = 0.2  # seconds between two looks at a proposer when there is nothing to measure
+_ASK_UNTIL = 0.8  # of the search's time or trials: the rest is for what was proposed by then
 _NOISE_SHARE = 0.07  # of the budget, for the noise of a machine that was never calibrated
 _LEAST_NOISE_SECONDS = 20.0  # a shorter tune judges as on a machine of which nothing is known
 
@@ -200,9 +201,8 @@ class Coordinator:
         while not self._searched(measurer):
             proposing.admit(contests)
             open_ones = [c for c in contests if c.next_lane()]
-            ranked = sorted(contests, key=lambda c: -c.promise / (1 + c.rounds))
-            for contest in ranked[:1]:
-                proposing.ask(contest)
+            if contests and self._spent(measurer) < _ASK_UNTIL:
+                proposing.ask(max(contests, key=lambda c: c.promise / (1 + c.rounds)))
             if open_ones:
                 chosen = max(open_ones, key=lambda c: c.promise / (1 + c.rounds))
                 self._round(chosen, measurer, proposing)
@@ -211,10 +211,13 @@ class Coordinator:
             else:
                 break
 
+    def _spent(self, measurer: Measurer) -> float:
+        """Share of the search's time or of its trials, whichever is nearer to its end."""
+        trials = measurer.trials / self.options.max_trials if self.options.max_trials else 0.0
+        return max(trials, self.folder.used_seconds / (SEARCH_UNTIL * self.options.budget_seconds))
+
     def _searched(self, measurer: Measurer) -> bool:
-        """Whether the search has had its share of time, or its trials."""
-        enough = bool(self.options.max_trials) and measurer.trials >= self.options.max_trials
-        return enough or self.folder.used_seconds > SEARCH_UNTIL * self.options.budget_seconds
+        return self._spent(measurer) >= 1
 
     def _round(self, contest: Contest, measurer: Measurer, proposing: Proposing) -> None:
         """A few points of the lane that has the most to hope for, built side by side and timed one by one."""
@@ -222,7 +225,7 @@ class Coordinator:
         assert lane is not None
         lane.rounds += 1
         ready = []
-        for point in lane.search.propose(BATCH):
+        for point in lane.search.propose(int(min(BATCH, lane.left))):
             try:
                 ready.append((point, contest.render(point)))
             except TemplateError as error:  # of a proposed template: no shipped one leaves its sandbox

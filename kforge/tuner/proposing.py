@@ -16,7 +16,7 @@ from kforge.backends.templates import Template, TemplateError
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Failure, FailureClass
 from kforge.core.workload import Attr
-from kforge.tuner.contest import FIRST_ROUNDS, Contest, Lane
+from kforge.tuner.contest import Contest, Lane
 from kforge.tuner.journal import Event, RunFolder, verdict_from_json
 from kforge.tuner.measure import Measurer
 from kforge.tuner.options import TuneOptions
@@ -37,7 +37,7 @@ class Proposing:
         self._proposer, self._options, self._folder, self._storage = proposer, options, folder, storage
         self._measurer, self._target, self._watcher = measurer, target, watcher
         self._failed: dict[str, Failure] = {}  # proposal id -> why nothing of it can be tried
-        self._heard: set[str] = set()  # ids of proposals whose authors know how they began
+        self._heard: dict[str, int] = {}  # proposal id -> points of which its author knows
 
     @property
     def waiting(self) -> bool:
@@ -65,12 +65,17 @@ class Proposing:
             self._proposer.ask(self.situation(contest))
 
     def heard(self, contest: Contest, lane: Lane) -> None:
-        """After a round of a lane: its author hears, once, how the first ones went."""
-        if lane.proposal is None or lane.proposal.id in self._heard:
+        """After a round of a lane whose trials are spent for now: its author hears, and says what it deserves then."""
+        if lane.proposal is None or self._proposer is None:
             return
-        if lane.rounds >= FIRST_ROUNDS or lane.search.exhausted or lane.hopeless:
-            self._heard.add(lane.proposal.id)
+        measured = len(lane.search.measured)
+        spent = not lane.left or lane.search.exhausted or lane.hopeless
+        if spent and measured > self._heard.get(lane.proposal.id, 0):
+            self._heard[lane.proposal.id] = measured
             self._tell(contest, lane.proposal)
+        for other in contest.lanes:  # what one came to changes what its rivals deserve
+            if other.proposal is not None:
+                other.deserved = self._proposer.trials(other.proposal.id)
 
     def judged(self, contest: Contest) -> None:
         """After the finals of a task: authors hear the verdicts."""
@@ -109,7 +114,8 @@ class Proposing:
         seeds = sorted(space.defaults, key=lambda p: p.rows != rows)
         buckets = [b.workload.key for b in contest.task.buckets]
         search = TaskSearch(space, self._storage, buckets, seeds, seed=self._options.seed, name=proposal.template.path)
-        contest.lanes.append(Lane(space, search, proposal))
+        deserved = self._proposer.trials(proposal.id) if self._proposer is not None else math.inf
+        contest.lanes.append(Lane(space, search, proposal, deserved=deserved))
         return None
 
     def _refuse(self, contest: Contest, proposal: Proposal, failure: Failure) -> None:

@@ -40,6 +40,7 @@ class Scripted:
         self._ready: list[Proposal] = []
         self.asked: list[Situation] = []
         self.told: list[Outcome] = []
+        self.deserved = 8
 
     def ask(self, situation: Situation) -> bool:
         if not self.asked:
@@ -53,6 +54,9 @@ class Scripted:
 
     def tell(self, outcome: Outcome) -> None:
         self.told.append(outcome)
+
+    def trials(self, proposal: str) -> int:
+        return self.deserved
 
     @property
     def working(self) -> bool:
@@ -176,6 +180,16 @@ def test_a_lane_that_nobody_tried_comes_first_and_one_far_behind_gets_no_more(co
     tell(contest, 1, 9e-5)
     assert list(contest.live()) == [contest.lanes[0]]
     assert contest.next_lane() is contest.lanes[0]
+
+
+def test_a_lane_gets_no_more_trials_than_it_deserves(contest: Contest) -> None:
+    tell(contest, 0, 1e-5)
+    contest.lanes[1].deserved = 1
+    assert contest.next_lane() is contest.lanes[1]
+    tell(contest, 1, 1e-5)
+    assert contest.lanes[1].left == 0 and list(contest.live()) == [contest.lanes[0]]
+    contest.lanes[1].deserved = 2
+    assert contest.lanes[1] in list(contest.live())
 
 
 def test_the_fastest_of_all_lanes_leads_the_ranking_and_sets_the_promise(contest: Contest) -> None:
