@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ class Answer:
     cut: int | None = None
     then: str = ""
     error: dict[str, Any] = field(default_factory=dict)
+    spoil: int | None = None  # a seed: one value somewhere becomes another
 
     def but(self, **changes: Any) -> Answer:
         return replace(self, **changes)
@@ -186,6 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, protocol: str, step: Answer) -> None:
         whole, events = _PROTOCOLS[protocol](step)
+        if step.spoil is not None:
+            whole, events = _spoilt(whole, step.spoil), _spoilt(events, step.spoil)
         if not step.streamed:
             self._whole(200, json.dumps(whole).encode())
             return
@@ -318,6 +322,29 @@ def _responses(step: Answer) -> tuple[dict[str, Any], Events]:
         event("response.output_item.done", output_index=index, item=item)
     event("response.completed" if step.stop == "done" else "response.incomplete", response=whole)
     return whole, events
+
+
+def _spoilt(value: Any, seed: int) -> Any:
+    """A copy in which one to three values were replaced, or fields left out."""
+    chance = random.Random(seed)
+    value = json.loads(json.dumps(value))
+    for _ in range(chance.randint(1, 3)):
+        places = list(_places(value))
+        if places:
+            holder, key = chance.choice(places)
+            if isinstance(holder, dict) and chance.random() < 0.3:
+                del holder[key]
+            else:
+                holder[key] = chance.choice([None, 7, -1, 1e300, "", "x", "\ud800", [], ["a"], {}, {"a": None}, True])
+    return value
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)):  # the name of an event
+            yield value, key
+        yield from _places(inner)
 
 
 _PROTOCOLS = {"anthropic": _anthropic, "chat": _chat, "responses": _responses}

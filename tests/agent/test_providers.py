@@ -9,7 +9,10 @@ import pytest
 from asking import ARGUMENTS, DIALECTS, GOOD, KEY, TOOL, ask, point_at, provider, request
 from fake_model_server import MODEL, Answer, FakeModelServer, Raw, Status
 
+from kforge.agent.caller import Caller
 from kforge.agent.calls import CallFailure, CallFailureKind, Message, Reply, Usage
+from kforge.agent.providers.router import Router
+from kforge.agent.transcripts import Transcripts, load
 
 PROTOCOLS = pytest.mark.parametrize("dialect", list(DIALECTS))
 STREAMED = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
@@ -179,6 +182,20 @@ def test_an_error_page_without_end_is_no_crash(dialect, monkeypatch):
     assert failure.kind is CallFailureKind.TRUNCATED
     assert failure.usage.total == 0
     assert len(server.asked) == 1
+
+
+@PROTOCOLS
+@STREAMED
+@pytest.mark.filterwarnings("error")
+def test_whatever_a_server_sends_ends_as_a_value_that_can_be_recorded(dialect, streamed, tmp_path, monkeypatch):
+    steps = [GOOD.but(spoil=seed, streamed=streamed) for seed in range(30)]
+    with FakeModelServer(*steps).running() as server:
+        point_at(server, monkeypatch)
+        caller = Caller(Router.of(provider(dialect)), transcripts=Transcripts(tmp_path), pause=0.0)
+        results = [caller.call(request(ordinal=i), threading.Event()) for i in range(15)]
+    assert all(isinstance(r, Reply | CallFailure) for r in results)
+    assert load(tmp_path)[-1].answer == results[-1]
+    assert len({getattr(r, "kind", "reply") for r in results}) > 1  # some were spoilt where it matters
 
 
 REFUSALS = {

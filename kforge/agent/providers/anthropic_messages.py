@@ -11,7 +11,7 @@ import httpx2
 
 from kforge.agent.calls import Request, Usage
 from kforge.agent.providers.access import Access, access, base_url
-from kforge.agent.providers.dialect import NO_RETRIES, UNCOMPRESSED, count, is_whole
+from kforge.agent.providers.dialect import NO_RETRIES, UNCOMPRESSED, count, fields, is_whole, words
 from kforge.agent.providers.heard import Heard, Stop
 from kforge.agent.providers.trouble import StreamFault
 
@@ -76,46 +76,43 @@ class Messages:
 
 def _take(event: Any, heard: Heard) -> None:
     if event.type == "message_start":
-        heard.model = event.message.model or ""
-        heard.prompt = _usage(_fields(event.message.usage), Usage())
+        heard.model = words(event.message.model)
+        heard.prompt = _usage(fields(event.message.usage))
     elif event.type == "content_block_start" and event.content_block.type == "tool_use":
-        heard.call(event.index).name = event.content_block.name or ""
+        heard.call(event.index).name = words(event.content_block.name)
     elif event.type == "content_block_delta" and event.delta.type == "text_delta":
-        heard.text.append(event.delta.text)
+        heard.text.append(words(event.delta.text))
     elif event.type == "content_block_delta" and event.delta.type == "input_json_delta":
-        heard.call(event.index).parts.append(event.delta.partial_json)
+        heard.call(event.index).parts.append(words(event.delta.partial_json))
     elif event.type == "message_delta":
         if event.delta.stop_reason:
             heard.stop = _STOPS.get(event.delta.stop_reason, Stop.DONE)
-        heard.refusal = getattr(event.delta.stop_details, "explanation", None) or heard.refusal
-        if event.usage is not None:  # it counts from the beginning
-            heard.usage = _usage(_fields(event.usage), heard.prompt or Usage())
+        heard.refusal = words(getattr(event.delta.stop_details, "explanation", None)) or heard.refusal
+        heard.usage = _usage(fields(event.usage), heard.prompt) or heard.usage  # it counts from the beginning
 
 
 def _take_whole(message: Mapping[str, Any], heard: Heard) -> None:
-    heard.model = str(message.get("model", ""))
+    heard.model = words(message.get("model"))
     for index, block in enumerate(message.get("content") or []):
         if block.get("type") == "tool_use":
-            heard.call(index).name = str(block.get("name", ""))
+            heard.call(index).name = words(block.get("name"))
             heard.call(index).parts.append(json.dumps(block.get("input")))
         elif block.get("type") == "text":
-            heard.text.append(str(block.get("text", "")))
+            heard.text.append(words(block.get("text")))
     if reason := message.get("stop_reason"):
         heard.stop = _STOPS.get(reason, Stop.DONE)
-    heard.refusal = str((message.get("stop_details") or {}).get("explanation") or "")
-    if usage := message.get("usage"):
-        heard.usage = _usage(usage, Usage())
+    heard.refusal = words((message.get("stop_details") or {}).get("explanation"))
+    heard.usage = _usage(message.get("usage") or {})
 
 
-def _fields(usage: Any) -> Mapping[str, Any]:
-    return {} if usage is None else usage.model_dump(exclude_none=True)
-
-
-def _usage(fields: Mapping[str, Any], before: Usage) -> Usage:
-    """Anthropic's counts exclude one another; what an event leaves away is as it was."""
+def _usage(counts: Mapping[str, Any], before: Usage | None = None) -> Usage | None:
+    """Anthropic's counts exclude one another; what an event leaves away is as it was ``before``."""
+    if "output_tokens" not in counts or (before is None and "input_tokens" not in counts):
+        return None
+    known = before or Usage()
     return Usage(
-        input=count(fields.get("input_tokens", before.input)),
-        cache_read=count(fields.get("cache_read_input_tokens", before.cache_read)),
-        cache_written=count(fields.get("cache_creation_input_tokens", before.cache_written)),
-        output=count(fields.get("output_tokens", before.output)),
+        input=count(counts.get("input_tokens", known.input)),
+        cache_read=count(counts.get("cache_read_input_tokens", known.cache_read)),
+        cache_written=count(counts.get("cache_creation_input_tokens", known.cache_written)),
+        output=count(counts["output_tokens"]),
     )

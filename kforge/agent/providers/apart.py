@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from typing import Any
 
-_GLANCE = 0.05  # seconds between two looks at the cancel event
+_GLANCE = 0.2  # seconds between two looks at the cancel event: rare, as kernels are timed meanwhile
 _GOODBYE = 0.5  # seconds that a call gets to close its connection
 
 Make = Callable[[], Coroutine[Any, Any, None]]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import httpx2
+from pydantic import BaseModel
 
 from kforge.agent.calls import Request
 from kforge.agent.providers.access import Access
@@ -43,6 +45,18 @@ class Dialect(Protocol):
 def count(value: object) -> int:
     """Tokens as a server gives them, which may be nothing."""
     return value if isinstance(value, int) and value > 0 else 0
+
+
+def words(value: object) -> str:
+    """A text as a server gives it, which may be nothing or something else."""
+    return value if isinstance(value, str) else ""
+
+
+def fields(value: object) -> Mapping[str, Any]:
+    """An SDK's object, which may hold anything, as plain values; nothing where there is no object."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(warnings=False, exclude_none=True)
+    return value if isinstance(value, Mapping) else {}
 
 
 def is_whole(response: httpx2.Response) -> bool:

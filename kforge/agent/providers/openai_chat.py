@@ -10,7 +10,7 @@ import httpx2
 
 from kforge.agent.calls import Request, Usage
 from kforge.agent.providers.access import Access
-from kforge.agent.providers.dialect import count, is_whole
+from kforge.agent.providers.dialect import count, fields, is_whole, words
 from kforge.agent.providers.heard import Heard, Stop
 from kforge.agent.providers.openai_access import OpenAIServer, sdk_for
 from kforge.agent.providers.trouble import StreamFault
@@ -55,14 +55,14 @@ class Chat(OpenAIServer):
 
 
 def _take(chunk: Any, heard: Heard) -> None:
-    heard.model = chunk.model or heard.model
+    heard.model = words(chunk.model) or heard.model
     if chunk.usage is not None:
-        heard.usage = _usage(chunk.usage.model_dump())
+        heard.usage = _usage(fields(chunk.usage)) or heard.usage
     for choice in chunk.choices or []:
         if choice.delta is not None:
-            heard.text.append(choice.delta.content or "")
-            heard.refusal += choice.delta.refusal or ""
-            _take_calls((call.model_dump() for call in choice.delta.tool_calls or []), heard)
+            heard.text.append(words(choice.delta.content))
+            heard.refusal += words(choice.delta.refusal)
+            _take_calls((fields(call) for call in choice.delta.tool_calls or []), heard)
         if choice.finish_reason:
             heard.stop = _STOPS.get(choice.finish_reason, Stop.DONE)
 
@@ -71,26 +71,27 @@ def _take_calls(calls: Iterable[Mapping[str, Any]], heard: Heard) -> None:
     for position, called in enumerate(calls):
         index, function = called.get("index"), called.get("function") or {}
         call = heard.call(index if isinstance(index, int) else position)
-        call.name = call.name or function.get("name") or ""
-        call.parts.append(function.get("arguments") or "")
+        call.name = call.name or words(function.get("name"))
+        call.parts.append(words(function.get("arguments")))
 
 
 def _take_whole(completion: Mapping[str, Any], heard: Heard) -> None:
-    heard.model = str(completion.get("model", ""))
+    heard.model = words(completion.get("model"))
     choice = (completion.get("choices") or [{}])[0]
     message = choice.get("message") or {}
-    heard.text.append(message.get("content") or "")
-    heard.refusal = message.get("refusal") or ""
+    heard.text.append(words(message.get("content")))
+    heard.refusal = words(message.get("refusal"))
     _take_calls(message.get("tool_calls") or [], heard)
     if reason := choice.get("finish_reason"):
         heard.stop = _STOPS.get(reason, Stop.DONE)
-    if usage := completion.get("usage"):
-        heard.usage = _usage(usage)
+    heard.usage = _usage(completion.get("usage") or {})
 
 
-def _usage(fields: Mapping[str, Any]) -> Usage:
-    """OpenAI's prompt tokens include those that its cache gave or took; its output tokens include hidden reasoning."""
-    details = fields.get("prompt_tokens_details") or {}
+def _usage(counts: Mapping[str, Any]) -> Usage | None:
+    """Prompt tokens include those that the cache gave or took; output tokens include hidden reasoning."""
+    if "prompt_tokens" not in counts or "completion_tokens" not in counts:
+        return None
+    details = counts.get("prompt_tokens_details") or {}
     read, written = count(details.get("cached_tokens")), count(details.get("cache_write_tokens"))
-    prompt = count(fields.get("prompt_tokens"))
-    return Usage(max(0, prompt - read - written), read, written, count(fields.get("completion_tokens")))
+    prompt = count(counts.get("prompt_tokens"))
+    return Usage(max(0, prompt - read - written), read, written, count(counts.get("completion_tokens")))

@@ -10,7 +10,7 @@ import httpx2
 
 from kforge.agent.calls import Request, Usage
 from kforge.agent.providers.access import Access
-from kforge.agent.providers.dialect import count, is_whole
+from kforge.agent.providers.dialect import count, fields, is_whole, words
 from kforge.agent.providers.heard import Heard, Stop
 from kforge.agent.providers.openai_access import OpenAIServer, sdk_for
 from kforge.agent.providers.trouble import StreamFault
@@ -53,26 +53,25 @@ class Responses(OpenAIServer):
 
 def _take(event: Any, heard: Heard) -> None:
     if event.type == "error":
-        raise StreamFault(event.model_dump())
+        raise StreamFault(dict(fields(event)))
     if event.type == "response.created":
-        heard.model = event.response.model or ""
+        heard.model = words(event.response.model)
     elif event.type == "response.output_item.added" and event.item.type == "function_call":
-        heard.call(event.output_index).name = event.item.name or ""
+        heard.call(event.output_index).name = words(event.item.name)
     elif event.type == "response.function_call_arguments.delta":
-        heard.call(event.output_index).parts.append(event.delta)
+        heard.call(event.output_index).parts.append(words(event.delta))
     elif event.type == "response.output_text.delta":
-        heard.text.append(event.delta)
+        heard.text.append(words(event.delta))
     elif event.type == "response.refusal.delta":
-        heard.refusal += event.delta
+        heard.refusal += words(event.delta)
     elif event.type in _ENDED:
-        _end(event.response.model_dump(), heard)
+        _end(fields(event.response), heard)
 
 
 def _end(response: Mapping[str, Any], heard: Heard) -> None:
     """The last event, or an answer in one piece, repeats all that was said."""
-    heard.model = str(response.get("model") or heard.model)
-    if usage := response.get("usage"):
-        heard.usage = _usage(usage)
+    heard.model = words(response.get("model")) or heard.model
+    heard.usage = _usage(response.get("usage") or {})
     if response.get("status") == "failed":
         raise StreamFault(response.get("error"))
     output = response.get("output") or []
@@ -80,11 +79,11 @@ def _end(response: Mapping[str, Any], heard: Heard) -> None:
         heard.text, heard.refusal, heard.calls = [], "", {}
     for index, item in enumerate(output):
         if item.get("type") == "function_call":
-            heard.call(index).name = str(item.get("name") or "")
-            heard.call(index).parts.append(str(item.get("arguments") or ""))
+            heard.call(index).name = words(item.get("name"))
+            heard.call(index).parts.append(words(item.get("arguments")))
         for part in item.get("content") or [] if item.get("type") == "message" else []:
-            heard.text.append(str(part.get("text") or ""))
-            heard.refusal += str(part.get("refusal") or "")
+            heard.text.append(words(part.get("text")))
+            heard.refusal += words(part.get("refusal"))
     heard.stop = _stop(response, heard)
 
 
@@ -95,9 +94,11 @@ def _stop(response: Mapping[str, Any], heard: Heard) -> Stop:
     return Stop.REFUSED if heard.refusal and not heard.calls else Stop.DONE
 
 
-def _usage(fields: Mapping[str, Any]) -> Usage:
+def _usage(counts: Mapping[str, Any]) -> Usage | None:
     """Prompt tokens include those that the cache gave or took; output tokens include hidden reasoning."""
-    details = fields.get("input_tokens_details") or {}
+    if "input_tokens" not in counts or "output_tokens" not in counts:
+        return None
+    details = counts.get("input_tokens_details") or {}
     read, written = count(details.get("cached_tokens")), count(details.get("cache_write_tokens"))
-    prompt = count(fields.get("input_tokens"))
-    return Usage(max(0, prompt - read - written), read, written, count(fields.get("output_tokens")))
+    prompt = count(counts.get("input_tokens"))
+    return Usage(max(0, prompt - read - written), read, written, count(counts.get("output_tokens")))
