@@ -24,17 +24,18 @@ def rate_table(figures: Sequence[Figure], title: str, label: Callable[[str], str
 
     columns = ("setting", "kernels", "tokens/s", "spread", "over the row above", "Python")
     table = folding(*columns, right=columns[2:], title=title)
-    for _, rows in groupby(figures, key=lambda figure: figure.setting):
+    for setting, rows in groupby(figures, key=lambda figure: figure.setting):
         for figure in rows:
             ratio = figure.ratio
             table.add_row(
-                figure.setting,
+                setting,
                 label(figure.kernels),
                 f"{figure.rate.median:.1f}",
                 f"{100 * figure.rate.spread:.1f} %",
                 f"{ratio.median:.2f}x ± {100 * ratio.spread:.1f} %" if ratio else "",
                 f"{100 * figure.python_share:.1f} %",
             )
+            setting = ""
         table.add_section()
     table.caption = (f"over the row above: {RATIOS}; context: what the cache holds from the first step timed to the "
                      "last, nothing at the start of a prefill")

@@ -50,9 +50,9 @@ def list_runs(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
         if "error" in row:
             table.add_row(row["run"], "", row["error"], "", "", "", "")
         else:
-            gains = ", ".join(
-                f"{r['setting']} {r['ratio']:.2f}x" for r in row["rates"] if r["kernels"] == "tuned" and r["ratio"]
-            )
+            tuned = [r for r in row["rates"] if r["kernels"] == "tuned" and r["ratio"]]
+            gains = ", ".join(f"{r['setting']} {r['ratio']:.2f}x" for r in tuned)
+            same = row["serving"] and row["serving"]["defaults_only"]
             table.add_row(
                 row["run"],
                 row["model"],
@@ -60,7 +60,7 @@ def list_runs(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
                 str(row["trials"]),
                 str(row["failed"]),
                 str(row["accepted"]),
-                gains,
+                "the same kernels" if same else gains,
             )
     if rows:
         Console().print(table)
@@ -153,7 +153,9 @@ def _brief(view: RunView) -> dict[str, Any]:
         "judged": len(view.judged),
         "accepted": view.accepted,
         "unmeasured": unmeasured(view) or None,
-        "serving": None if view.serving is None else {**vars(view.serving), "text": view.serving.text},
+        "serving": None if view.serving is None else {
+            **vars(view.serving), "defaults_only": view.serving.defaults_only, "text": view.serving.text
+        },
         "rates": [
             {
                 "setting": r.setting,

@@ -191,7 +191,11 @@ def _document(result: TuneResult) -> dict[str, object]:
         "settled": list(result.search.settled),
         "kept": list(result.search.kept),
         "accepted": [k.candidate_hash for k in result.search.accepted],
-        "serving": {**dataclasses.asdict(result.serving), "text": result.serving.text},
+        "serving": {
+            **dataclasses.asdict(result.serving),
+            "defaults_only": result.serving.defaults_only,
+            "text": result.serving.text,
+        },
         "engine": [{**dataclasses.asdict(v), "promotes": v.promotes} for v in result.engine],
         "layouts": [{**dataclasses.asdict(v), "kept": v.keeps} for v in result.layouts],
         "table": [

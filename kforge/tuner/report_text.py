@@ -13,8 +13,8 @@ def told(run: RunView) -> Sequence[str]:
     """Its state, what it did, its tokens/s, and what serves after it."""
     state = "finished" if run.finished else "unfinished"
     lines = [
-        f"{run.id}: {run.options.model} on {run.target}, {state}, "
-        f"{minutes(run.used_seconds)} of {minutes(run.options.budget_seconds)}",
+        f"{run.id}: {run.options.model} on {run.target}, {state} after "
+        f"{minutes(run.used_seconds)} (budget {minutes(run.options.budget_seconds)}; the table comes on top)",
         f"  {len(run.tried)} trials of {len(run.tasks)} problems, {sum(run.failures.values())} failed; "
         f"{len(run.judged)} judged, accepted at {run.accepted} buckets",
     ]

@@ -23,6 +23,11 @@ class Serving:
     relaid: int = 0
 
     @property
+    def defaults_only(self) -> bool:
+        """Whether default and tuned are the same kernels, so that no ratio of the two says anything."""
+        return not self.kernels and not self.relaid
+
+    @property
     def text(self) -> str:
         """One line."""
         if self.kernels:

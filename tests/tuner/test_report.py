@@ -175,6 +175,7 @@ def test_a_run_that_timed_nothing_says_so_and_names_the_last_that_did(finished: 
     row = json.loads(runner.invoke(app, ["list", "--json", *where]).stdout)[-1]
     assert finished.name in row["unmeasured"] and row["serving"]["kernels"] == 0
     assert "default and tuned are the same kernels" in row["serving"]["text"]
+    assert "the same kernels" in " ".join(runner.invoke(app, ["list", *where], env={"COLUMNS": "200"}).stdout.split())
     assert runner.invoke(app, ["report", finished.name, *where]).stderr == ""
 
 
