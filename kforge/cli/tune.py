@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +44,15 @@ def tune(
     act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = DEFAULT_ACT,
     kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = DEFAULT_KV,
     resume: Annotated[str, typer.Option(help="Go on with this run (its id or folder).")] = "",
+    agent: Annotated[
+        str,
+        typer.Option(help="Models that write more templates: PROVIDER:MODEL (anthropic, openai), also by role: "
+                     "analyst=..,generator=..,repairer=..; or replay:RUN_FOLDER."),
+    ] = "",
+    max_usd: Annotated[float, typer.Option(help="Most that the models may cost, in US dollars.", min=0)] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the models, in and out.", min=0)] = 0,
+    max_calls: Annotated[int, typer.Option(help="Most calls of the models.", min=0)] = 0,
+    max_trials: Annotated[int, typer.Option(help="Search at most so many trials; 0: what the time allows.", min=0)] = 0,
     retune: Annotated[bool, typer.Option("--retune", help="Also what the registry says is settled.")] = False,
     trust_candidates: Annotated[
         bool, typer.Option("--trust-candidates", help="Run candidates where the sandbox lacks its minimum, too.")
@@ -53,6 +63,7 @@ def tune(
     """Tune a model's kernels on this machine, store the winners, and decode with and without them."""
     # Torch's idle threads would spin on the cores on which the next engine is timed.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from kforge.agent.opening import Agent
     from kforge.harness.proof import proven, require
     from kforge.models import load
     from kforge.native.compilers import default_compiler
@@ -79,6 +90,7 @@ def tune(
             options = TuneOptions.from_json(folder.of(Event.STARTED)[0]["options"])
             if trust_candidates:
                 options = dataclasses.replace(options, trust_candidates=True)
+            asked = Agent.of(options)
             opened = load(options.model)
         else:
             options = TuneOptions(
@@ -93,7 +105,13 @@ def tune(
                 only=workload,
                 retune=retune,
                 trust_candidates=trust_candidates,
+                max_trials=max_trials,
+                agent=agent,
+                max_usd=max_usd,
+                max_tokens=max_tokens,
+                max_calls=max_calls,
             )
+            asked = Agent.of(options)
             opened = load(model)
             step_rows(opened, options)  # says what is impossible before there is a run
             folder = RunFolder.create(runs_dir, model)
@@ -101,7 +119,8 @@ def tune(
 
         with folder, watcher(quiet=as_json) as watching:
             try:
-                result = run_tune(opened, options, folder, registry, hardware, watching)
+                with asked.proposing(folder) if asked else nullcontext() as proposer:
+                    result = run_tune(opened, options, folder, registry, hardware, watching, proposer)
             except KeyboardInterrupt:
                 raise Stopped(f"stopped; {_kept(folder)}") from None
             except OSError as error:

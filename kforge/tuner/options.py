@@ -26,6 +26,10 @@ class TuneOptions:
     trust_candidates: bool = False  # run them where the sandbox's minimum is missing too
     seed: int = 0
     max_trials: int = 0  # 0: as many as the time allows
+    agent: str = ""  # models that propose templates, by role (kforge.agent.providers.router); "": none
+    max_usd: float = 0.0  # of all calls of models; 0: no limit
+    max_tokens: int = 0
+    max_calls: int = 0
 
     def to_json(self) -> dict:
         return dataclasses.asdict(self)

@@ -1,4 +1,4 @@
-"""--model and the environment: what they mean, and what is wrong with them in one sentence."""
+"""--agent and the environment: what they mean, and what is wrong with them in one sentence."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_has_no_role_is_for_the_rest():
     ("", "nothing is no provider"),
     ("claude-x", "claude-x is no provider"),
     ("mistral:large", "mistral is no provider"),
-    ("builtin", "leave --model away"),
+    ("builtin", "leave --agent away"),
     ("anthropic", "lacks a model"),
     ("anthropic:", "lacks a model"),
     ("openai: ", "lacks a model"),
@@ -59,7 +59,7 @@ def test_what_has_no_role_is_for_the_rest():
     ("anthropic:x,", "nothing is no provider"),
 ])
 def test_what_is_no_model_is_told(text, part):
-    with pytest.raises(KforgeError, match="--model") as told:
+    with pytest.raises(KforgeError, match="--agent") as told:
         Router.parse(text)
     assert part in str(told.value)
     assert "\n" not in str(told.value)

@@ -39,7 +39,7 @@ class Router:
             name, _, model = spec.partition(":")
             provider = _provider(name, model, patience)
             if (role is None and rest is not None) or role in by_role:
-                raise KforgeError(f"--model {text} names two models for {role or 'every role'}: give one")
+                raise KforgeError(f"--agent {text} names two models for {role or 'every role'}: give one")
             if role is None:
                 rest = provider
             else:
@@ -48,7 +48,7 @@ class Router:
         for role in Role:
             found = by_role.get(role, rest)
             if found is None:
-                raise KforgeError(f"--model {text} names no model for the {role}: add {role}=PROVIDER:MODEL")
+                raise KforgeError(f"--agent {text} names no model for the {role}: add {role}=PROVIDER:MODEL")
             complete[role] = found
         return cls(complete)
 
@@ -74,16 +74,16 @@ def _split(part: str) -> tuple[Role | None, str]:
     try:
         return Role(head), spec
     except ValueError:
-        raise KforgeError(f"--model: {head} is no role; choose among {', '.join(Role)}") from None
+        raise KforgeError(f"--agent: {head} is no role; choose among {', '.join(Role)}") from None
 
 
 def _provider(name: str, model: str, patience: Patience | None) -> Provider:
     if name == "builtin":
-        raise KforgeError("--model: builtin stands for kforge's own rules, which ask no model; leave --model away")
+        raise KforgeError("--agent: builtin stands for kforge's own rules, which ask no model; leave --agent away")
     if name not in _NAMES:
-        raise KforgeError(f"--model: {name or 'nothing'} is no provider; give {_EXAMPLE}")
+        raise KforgeError(f"--agent: {name or 'nothing'} is no provider; give {_EXAMPLE}")
     if not model.strip():
-        raise KforgeError(f"--model: {name} lacks a {'folder' if name == 'replay' else 'model'}; give {_EXAMPLE}")
+        raise KforgeError(f"--agent: {name} lacks a {'folder' if name == 'replay' else 'model'}; give {_EXAMPLE}")
     if name == "replay":
         from kforge.agent.providers.replay import Replay
 
