@@ -14,6 +14,7 @@ from kforge.cli.generate import Act, Isolate, KvTokens, ModelArgument, Threads, 
 from kforge.cli.numbers import numbers
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV_TOKENS, STEP_TOKENS
 from kforge.core.errors import KforgeError
+from kforge.core.kernel import Tier
 
 if TYPE_CHECKING:
     from kforge.core.summary import Summary
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def engine(
     model: ModelArgument,
-    batch: Annotated[str, typer.Option(help="Sequences that decode together, comma-separated.")] = "1,8",
+    batch: Annotated[str, typer.Option(help="Sequences that decode together, comma-separated; empty: none.")] = "1,8",
     prefill: Annotated[str, typer.Option(help="Prompt lengths, comma-separated; empty: none.")] = "512",
     decode: Annotated[int, typer.Option(min=1, help="Tokens per sequence and run.")] = 48,
     context: Annotated[int, typer.Option(min=1, help="Prompt length of the decode runs, where they start.")] = 16,
@@ -48,8 +49,8 @@ def engine(
     from kforge.targets.probe import BandwidthProbe
 
     opened = open_model(model)
-    settings = [decode_setting(n, context, decode) for n in numbers("--batch", batch)]
-    settings += [prefill_setting(n) for n in numbers("--prefill", prefill)]
+    settings = [decode_setting(n, context, decode) for n in _some("--batch", batch)]
+    settings += [prefill_setting(n) for n in _some("--prefill", prefill)]
     if any(setting.batch > STEP_TOKENS for setting in settings):
         raise KforgeError(f"--batch {batch!r} holds a number above {STEP_TOKENS}, the tokens of the largest step.")
     if not settings:
@@ -66,6 +67,10 @@ def engine(
     if json_file is not None:
         json_file.write_text(json.dumps(document, indent=1) + "\n")
     _print(opened.config.name, engines, comparison, act, torch_dtype)
+
+
+def _some(option: str, text: str) -> tuple[int, ...]:
+    return numbers(option, text) if text.strip() else ()
 
 
 def _progress(what: str) -> None:
@@ -91,6 +96,8 @@ def _print(model: str, engines: dict[str, Engine], comparison: Comparison, act: 
     _progress("")
     console.print(rate_table(comparison.figures, f"{model}, tokens/s",
                              lambda name: _label(name, act, torch_dtype, engines[name].isolated)))
+    if "tuned" in engines and all(use.tier == Tier.DEFAULT for use in engines["tuned"].kernels_used()):
+        print("no kernel of the registry serves these calls: 'tuned' runs the shipped defaults too")
     if comparison.bandwidth is not None:
         console.print(f"memory read bandwidth beside it: {comparison.bandwidth.median / 1e9:.1f} GB/s, "
                       f"spread {100 * comparison.bandwidth.spread:.0f} %")

@@ -123,7 +123,7 @@ def _print(done: Attempt, rival: Incumbent, handed: Submission | None) -> None:
             f"so {100 * share:.0f} % of the roofline"
         )
         if not timing.seconds:
-            print("           too short to be told beside the cost of a command, now: try again when the machine is idle")
+            print("           less than can be told beside a command's own cost: try again when the machine is idle")
         if share > 1:
             print("           above the limit: the machine changed while it was measured; try again when it is idle")
     if done.ratio is not None:

@@ -35,6 +35,7 @@ def test_chat_answers_and_ends_at_the_end_of_input(model):
      "the KV cache holds 512"),
     (("generate", "{model}", "-p", "x", "--top-p", "2"), "top_p must be"),
     (("bench", "engine", "{model}", "--batch", "one"), "not a list of numbers"),
+    (("bench", "engine", "{model}", "--batch", "", "--prefill", ""), "Nothing to measure"),
 ])
 def test_bad_input_is_one_sentence_and_exit_code_2(model, arguments, sentence):
     done = kforge(*(str(model.path) if a == "{model}" else a for a in arguments))
