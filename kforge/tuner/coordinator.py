@@ -70,8 +70,8 @@ class Coordinator:
             (kept if self._is_settled(space) else fresh).append(space)
         if kept:
             self.watcher.note(
-                f"{len(kept)} of {len(spaces)} problems come from the registry, tuned before with these "
-                "templates (--retune tries again)"
+                f"{len(kept)} of {len(spaces)} problems are not tuned again: earlier runs settled them with these "
+                "templates (--retune does)"
             )
         trust = self.options.trust_candidates
         with Harness(self.target, self.options.threads, trust_candidates=trust) as harness:
