@@ -33,12 +33,16 @@ class Pairs:
 
 
 class EnginePairs:
-    """Makes the engines of a comparison, which share one copy of the weights, and runs them against each other."""
+    """Makes the engines of a comparison, which share one copy of the weights, and runs them against each other.
 
-    def __init__(self, model: Model, options: TuneOptions, default: DefaultKernels):
+    ``isolate``: all in processes of their own, as soon as one of them has a kernel from elsewhere: what isolation costs
+    must not be taken for a kernel's doing.
+    """
+
+    def __init__(self, model: Model, options: TuneOptions, default: DefaultKernels, isolate: bool = False):
         self.default = default
-        self._model, self._options = model, options
-        self._weights = Weights(model)
+        self._model, self._options, self._isolate = model, options, isolate
+        self._weights = Weights(model, isolate)
 
     def driver(self, kernels: KernelSet, mode: Mode) -> ModeDriver:
         """An engine in a mode, with just the memory that the mode needs."""
@@ -52,6 +56,7 @@ class EnginePairs:
             max_sequences=max(mode.sequences, 1),
             kv_tokens=tokens,
             weights=self._weights,
+            isolate=self._isolate,
         )
         return ModeDriver(engine, mode)
 

@@ -11,7 +11,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
 from kforge.engine.engine import Engine
-from kforge.engine.kernel_set import DefaultKernels
+from kforge.engine.kernel_set import OWN, DefaultKernels
 from kforge.engine.measure import Comparison, Setting, compare, decode_setting, prefill_setting
 from kforge.models.graph import StepOptions
 from kforge.models.model import Model
@@ -75,7 +75,8 @@ def tune(
 
         if accepted or changed(folder.of(Event.SETTLED)):
             watcher.stage("running the engine with and without each winner")
-            pairs = EnginePairs(model, options, DefaultKernels(target))
+            elsewhere = any(k.proposer not in OWN for k in [*accepted, *coordinator.snapshot.kernels])
+            pairs = EnginePairs(model, options, DefaultKernels(target), isolate=elsewhere)
             before = coordinator.snapshot
             layouts = Layouts(pairs, target.identity, registry, folder, watcher).confirm(
                 before, accepted, ways, time_is_up
