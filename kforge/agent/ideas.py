@@ -150,8 +150,7 @@ def choose(ideas: Sequence[Idea], situation: Situation) -> Branch | Rest:
     since = [i for i in mine if i.number > last and not i.mends]
     if len(since) >= PATIENCE:
         return Rest(f"{len(since)} ideas, one after another, made no progress")
-    lucky = {r.idea.root for r in done if r.progress}
-    unlucky = [r for r in done if r.idea.number > last and r.idea.root not in lucky]
+    unlucky = [r for r in done if r.idea.number > last]
     wide = len({r.idea.root for r in unlucky}) >= STAGNANT
     if wide and not any(i.branch.parent == "" for i in since):
         parent = ""

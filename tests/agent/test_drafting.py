@@ -214,6 +214,13 @@ def test_what_changes_the_meaning_makes_another_template() -> None:
     assert len({meaning(PATH, NORM_TEXT), *found}) == 1 + len(OTHER)
 
 
+def test_static_attributes_are_no_names_of_a_templates_own() -> None:
+    header = NORM_TEXT[:NORM_TEXT.index("-#}") + 3]
+    sum_of = "constexpr int64_t {0} = {{{{ {0} }}}}, {1} = {{{{ {1} }}}}, x = {0} + 2 * {1};"
+    one, other = (header + sum_of.format(*names) for names in (("H", "residual"), ("residual", "H")))
+    assert meaning(PATH, one) != meaning(PATH, other)
+
+
 def test_templates_that_differ_in_a_part_alone_differ_and_equal_parts_of_other_names_do_not(tmp_path: Path) -> None:
     change = ("KF_INLINE Lanes zero() { return all(0.0f); }", "KF_INLINE Lanes zero() { return all(0.0f + 0.0f); }")
     shipped = shipped_template("rms_norm")
