@@ -45,6 +45,7 @@ def rate_table(figures: Sequence[Figure], title: str, label: Callable[[str], str
 def problem_table(run: RunView) -> Table | None:
     """Each problem at each bucket that takes some of a step, the heaviest first; None before anything was planned."""
     from kforge.tuner.report import problem_rows
+    from kforge.tuner.report_outcomes import PROMOTED
 
     rows = problem_rows(run)
     if not rows:
@@ -54,7 +55,7 @@ def problem_table(run: RunView) -> Table | None:
     table = folding("problem and bucket", "of a step, limit", "gain of the best", "outcome",
                     title="what search, judge and engine said, the heaviest first")
     for p in rows[:shown]:
-        engine = f" (engine {p.engine})" if p.engine != "-" else ""
+        engine = f" (engine {p.engine})" if p.outcome == PROMOTED else ""
         table.add_row(
             f"{p.problem} {p.bucket}",
             f"{p.share}, {p.of_limit}",

@@ -55,7 +55,7 @@ class EngineVerdict:
             return f"the engine's tokens differ in {self.mode}"
         if self.calls == 0:
             return f"the engine did not call it in {self.mode}"
-        floor = f", A/A {100 * self.floor:.1f} %" if self.floor > NOT_SLOWER else ""
+        floor = f"; two equal engines differ by up to {100 * self.floor:.1f} %" if self.floor > NOT_SLOWER else ""
         return f"engine {100 * self.gain:+.1f} % in {self.mode} (at least {100 * self.lower:+.1f} %{floor})"
 
 

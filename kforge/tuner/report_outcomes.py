@@ -96,7 +96,7 @@ def _layout(run: RunView, task: TaskView, bucket: BucketView) -> str:
         if elsewhere and fastest == task.rows:
             return f"faster only with rows {fastest}, {_fate(run, task)}"
         return f"judged with rows {task.rows}, {_fate(run, task)}"
-    return f"faster only with rows {fastest}, over all buckets by too little to change the layout" if elsewhere else ""
+    return f"faster only with rows {fastest}, too little over all buckets" if elsewhere else ""
 
 
 def _changed(task: TaskView) -> bool:
