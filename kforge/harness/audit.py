@@ -8,6 +8,9 @@ hand-over it is a few, their number unknown to the kernel, each with inputs and 
 kernel could remember helps it, a call that was not made leaves poison, and one that was made ahead leaves its traces
 where nothing may be written.
 
+Hot tensors are in the caches again when a command begins, and the processors stay awake between two commands
+(``awake``): what is left of a call's time is then the call's.
+
 What says that a command is over lies in memory of the kernel's own process, too, so that the clock can be stopped
 before the work is done. The operating system's account of what the process ran cannot: whatever it did from one command
 to its next is charged to the first, in the thread that ran most. A saving counts as far as both show it.
@@ -42,7 +45,7 @@ _WARM_PAIRS = 3
 _EMPTY_EVERY = 8  # pairs between two empty commands
 _COMMAND_SECONDS = 150e-6  # several hand-overs
 _MOST_CALLS = 256
-_HOT_BYTES = 1 << 20  # of all calls of a command together
+_HOT_BYTES = 3 << 20  # of all calls of a command together: what caches of a core or two hold
 _WAITED_SECONDS, _LEAST_KEPT = 40e-6, 0.3  # of a pair; at least this share of the pairs counts
 _VERIFIED_SHARE = 0.1
 _THOROUGH_SHARE = 0.5

@@ -1,4 +1,6 @@
-"""The native parts of the harness, built on first use: the runner (a program) and the parent's clock (a library)."""
+"""The native parts of the harness, built on first use: the runner and what keeps processors awake (programs), and the
+parent's clock (a library).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,12 @@ _HERE = Path(__file__).resolve().parent
 def runner() -> Path:
     """Path of ``kforge-runner``. Raises KforgeError when there is no compiler."""
     return build_program("kforge-runner", [_HERE / "runner.cc", *executor_sources()], include_dirs=[source_dir()])
+
+
+@functools.cache
+def sleepless() -> Path:
+    """Path of ``kforge-awake``."""
+    return build_program("kforge-awake", [_HERE / "awake.cc"])
 
 
 @functools.cache

@@ -135,6 +135,8 @@ inline std::vector<char> read_all(int file) {
         seen = posted;
         if (control->command == command_scratch) {
             control->result = executor.scratch_bytes(*control);
+        } else if (control->command == command_touch) {
+            executor.touch(*control);
         } else {
             executor.run(*control);
         }

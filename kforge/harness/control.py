@@ -21,6 +21,7 @@ class State(IntEnum):
 class Command(IntEnum):
     RUN = 1
     SCRATCH = 2
+    TOUCH = 3
 
 
 class Fault(IntEnum):

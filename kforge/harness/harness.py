@@ -28,6 +28,7 @@ from kforge.core.trial import (
 )
 from kforge.core.workload import Workload
 from kforge.harness.audit import AUDIT_ZYGOTES, AuditSample, audit, joined_audits
+from kforge.harness.awake import awake
 from kforge.harness.cases import Answers, plan_cases
 from kforge.harness.check import CheckResult, check
 from kforge.harness.held_out import HeldOut, check_held_out
@@ -197,12 +198,13 @@ class Harness:
         if isinstance(sides, ContestantFailure):
             return sides
         found = []
-        for zygote in range(first_zygote, first_zygote + zygotes):
-            sample = audit(sides.candidate, sides.incumbent, self._timed_inputs(workload), self._cpus,
-                           seconds=seconds, zygote=zygote, thorough=thorough)
-            if isinstance(sample, ContestantFailure):
-                return sample
-            found.append(sample)
+        with awake(self._cpus):
+            for zygote in range(first_zygote, first_zygote + zygotes):
+                sample = audit(sides.candidate, sides.incumbent, self._timed_inputs(workload), self._cpus,
+                               seconds=seconds, zygote=zygote, thorough=thorough)
+                if isinstance(sample, ContestantFailure):
+                    return sample
+                found.append(sample)
         return joined_audits(found)
 
     def limit_seconds(self, workload: Workload, *, fresh: bool = False) -> float:

@@ -104,12 +104,24 @@ class Process:
         page.scratch = self.address(scratch.first) if scratch is not None else 0
         page.scratch_bytes = scratch.first.size if scratch is not None else 0
         page.scratch_stride = scratch.stride if scratch is not None else 0
-        for entry, tensor in zip(page.tensor, tensors, strict=False):
+        self._put_tensors(tensors)
+        self.slots.wipe_stacks(self.child.number)
+        return self.child.call(seconds)
+
+    def touch(self, tensors: Sequence[TensorArgument], threads: int, seconds: float) -> float | Failure:
+        """Has every thread read the tensors, ``spoil_bytes`` of each copy, without the kernel: what was just written by
+        another process lies in their caches then, as activations do in an engine.
+        """
+        page = self.child.page
+        page.command, page.threads, page.tensors = int(Command.TOUCH), threads, len(tensors)
+        self._put_tensors(tensors)
+        return self.child.call(seconds)
+
+    def _put_tensors(self, tensors: Sequence[TensorArgument]) -> None:
+        for entry, tensor in zip(self.child.page.tensor, tensors, strict=False):
             entry.address, entry.copies, entry.copy_stride = tensor.address, tensor.copies, tensor.copy_stride
             entry.spoil_bytes = tensor.spoil_bytes
             entry.strides[: len(tensor.strides)] = tensor.strides
-        self.slots.wipe_stacks(self.child.number)
-        return self.child.call(seconds)
 
     def run_once(self, workload: Workload, inputs: Mapping[str, np.ndarray], threads: int, poison: int, fence: int,
                  strided: bool, seconds: float) -> dict[str, np.ndarray] | Failure:

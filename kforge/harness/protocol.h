@@ -37,14 +37,15 @@ enum Verb : int64_t {
 };
 
 enum State : uint32_t { starting = 0, ready = 1, dead = 2 };
-enum Command : int32_t { command_run = 1, command_scratch = 2 };
+enum Command : int32_t { command_run = 1, command_scratch = 2, command_touch = 3 };
 enum Fault : int32_t { fault_none = 0, fault_plain = 1, fault_input = 2, fault_guard = 3, fault_stack = 4 };
 
 struct TensorCommand {
     uint64_t address;
     int64_t copies;       // call i uses copy (first + i step) % copies
     int64_t copy_stride;  // bytes between copies
-    int64_t spoil_bytes;  // of an output whose lines may be spoiled between calls; 0 otherwise
+    int64_t spoil_bytes;  // of an output whose lines may be spoiled between calls; 0 otherwise. Of command_touch: of
+                          //   each copy, to be read
     int64_t strides[max_rank];
 };
 
