@@ -119,16 +119,15 @@ class Sheet:
 def sheet(situation: Situation, ideas: Sequence[Idea]) -> Sheet:
     """Of a task at one moment. Nothing in it comes from the shapes, seeds or inputs of checks."""
     task = situation.task
-    rows = situation.tried[0].point.rows if situation.tried else DEFAULT_ROWS
     done = tree.results(ideas, situation)
     keys = [bucket.workload.key for bucket in task.buckets]
     importances = sorted(situation.importances.items(), key=lambda item: (-item[1], item[0]))
     return Sheet(
-        contract_of(task.workload(task.buckets[0], rows)),
+        contract_of(task.workload(task.buckets[0], DEFAULT_ROWS)),
         situation.target,
         situation.threads,
         situation.share,
-        tuple(_bucket(bucket, situation, rows) for bucket in task.buckets),
+        tuple(_bucket(bucket, situation) for bucket in task.buckets),
         tuple(_template(template, situation, keys) for template in situation.templates),
         tuple(PointFacts(t.point.name, _seconds(t, keys)) for t in situation.tried[:_MOST_POINTS]),
         tuple((name, value) for name, value in importances if value >= _MATTERS),
@@ -144,8 +143,8 @@ def short(path: str) -> str:
     return path.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
 
 
-def _bucket(bucket: Bucket, situation: Situation, rows: int) -> BucketFacts:
-    workload = situation.task.workload(bucket, rows)
+def _bucket(bucket: Bucket, situation: Situation) -> BucketFacts:
+    workload = situation.task.workload(bucket, DEFAULT_ROWS)  # other panels differ in their padding alone
     key = bucket.workload.key
     cost = get(workload.problem.operator).cost(workload)
     try:
@@ -212,7 +211,7 @@ def _became(result: Result) -> str:
     outcome = result.outcome
     if not result.seconds:
         failed = outcome.failure
-        return f"failed ({failed.kind.value}): {told(failed)}" if failed else "none of its points has run"
+        return f"failed ({failed.kind.value}): {told(failed)}" if failed else "it waits for its trials"
     verdicts = [f"{v.decision.value} ({v.reason.value})" if v.reason else v.decision.value for v in outcome.verdicts]
     judged = f"; judged: {', '.join(dict.fromkeys(verdicts))}" if verdicts else ""
-    return f"{len(outcome.tried)} points tried{judged}"
+    return f"{len(outcome.tried)} points tried{'' if result.settled else ' so far'}{judged}"

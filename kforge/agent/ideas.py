@@ -21,7 +21,7 @@ FIRST_TRIALS = 6  # of a new template; those that stay in the race get twice as 
 MOST_TRIALS = 96
 _CURIOSITY = 0.1  # weight of the confidence bound: relative speeds of templates worth a thought differ by about this
 _WIDE_CURIOSITY = 0.4
-_GIVEN_UP = 3  # points that may fail before a template of which none ran gets no more
+GIVEN_UP = 3  # points that may fail before a template of which none ran gets no more
 
 Seconds = Mapping[str, float]  # bucket -> of one call
 
@@ -81,6 +81,15 @@ class Result:
     gain: float | None
 
     @property
+    def settled(self) -> bool:
+        """Whether it had its first share of trials, or all that there are, or failed as often as is enough."""
+        outcome = self.outcome
+        if outcome.verdicts or not outcome.tried:
+            return bool(outcome.verdicts) or outcome.failure is not None
+        there = math.prod(len(param.choices) for param in outcome.proposal.template.params)
+        return len(outcome.tried) >= min(FIRST_TRIALS if self.seconds else GIVEN_UP, there)
+
+    @property
     def progress(self) -> bool:
         """A gain, or the first template of a task that works."""
         return self.gain >= PROGRESS if self.gain is not None else bool(self.seconds) and not self.idea.before
@@ -111,7 +120,7 @@ def gain(own: Seconds, before: Seconds, weights: Mapping[str, float]) -> float |
 
 
 def results(ideas: Sequence[Idea], situation: Situation) -> list[Result]:
-    """Of the proposals whose outcomes are known, in their order."""
+    """Of the proposals that came of ideas, in their order, whether they have been tried or wait."""
     by_id = {idea.id: idea for idea in ideas}
     found = []
     for outcome in situation.outcomes:
@@ -150,7 +159,7 @@ def choose(ideas: Sequence[Idea], situation: Situation) -> Branch | Rest:
     since = [i for i in mine if i.number > last and not i.mends]
     if len(since) >= PATIENCE:
         return Rest(f"{len(since)} ideas, one after another, made no progress")
-    unlucky = [r for r in done if r.idea.number > last]
+    unlucky = [r for r in done if r.idea.number > last and r.settled]
     wide = len({r.idea.root for r in unlucky}) >= STAGNANT
     if wide and not any(i.branch.parent == "" for i in since):
         parent = ""
@@ -193,7 +202,7 @@ def deserved_trials(outcomes: Sequence[Outcome], situation: Situation) -> dict[s
 
     def share_of(name: str) -> int:
         if not own[name]:
-            return count[name] if count[name] >= _GIVEN_UP else FIRST_TRIALS
+            return count[name] if count[name] >= GIVEN_UP else FIRST_TRIALS
         rung = FIRST_TRIALS
         while rung <= count[name] and rung < MOST_TRIALS:
             peers = sorted((value[other] for other in count if own[other] and count[other] >= rung), reverse=True)
@@ -217,7 +226,7 @@ class Calibration:
 
 def calibration(done: Sequence[Result]) -> Calibration | None:
     """None before the first measured prediction."""
-    pairs = [(r.outcome.proposal.predicted, r.gain) for r in done if r.gain is not None]
+    pairs = [(r.outcome.proposal.predicted, r.gain) for r in done if r.gain is not None and r.settled]
     if not pairs:
         return None
     ratios = sorted((1 + measured) / (1 + predicted) for predicted, measured in pairs)

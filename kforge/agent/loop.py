@@ -100,7 +100,9 @@ class ModelProposer:
         if self._over or self._cancel.is_set():
             return False
         for outcome in situation.outcomes:
-            self._remember(outcome)
+            self._outcomes[outcome.proposal.id] = outcome
+            if len(outcome.tried) >= tree.GIVEN_UP:
+                self._mend(outcome)
         if len(self._jobs) >= self._parallel:
             return key not in self._resting | self._done or self._busy(key)
         if (again := self._left_over(key)) is not None:
@@ -122,7 +124,8 @@ class ModelProposer:
     def tell(self, outcome: Outcome) -> None:
         """A proposal of which nothing ran is repaired, a few times, without being asked for."""
         self._collect()
-        self._remember(outcome)
+        self._outcomes[outcome.proposal.id] = outcome
+        self._mend(outcome)
 
     def trials(self, proposal: str) -> int:
         """How many points of a proposal deserve a trial in all, after what was told."""
@@ -150,10 +153,9 @@ class ModelProposer:
         self._log.ask(idea)
         return idea
 
-    def _remember(self, outcome: Outcome) -> None:
-        """Keeps what was told, and has a failure mended that was not yet."""
+    def _mend(self, outcome: Outcome) -> None:
+        """Begins a repair of what failed and was not repaired yet."""
         proposal = outcome.proposal
-        self._outcomes[proposal.id] = outcome
         situation = self._situations.get(proposal.task)
         if not _to_mend(outcome) or situation is None or self._over or self._cancel.is_set():
             return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kforge.agent.answers import Writing
 from kforge.agent.drafting import draft, root_of, source_of
+from kforge.agent.ideas import FIRST_TRIALS, GIVEN_UP
 from kforge.backends import templates
 from kforge.backends.templates import Template
 from kforge.core.trial import CompilerReport, Failure, Timing, Trial
@@ -76,8 +77,9 @@ class Story:
         return point
 
     def outcome(self, proposal: Proposal, *us: float, failure: Failure | None = None) -> Outcome:
-        """Told of a proposal: one point with these times, or a failure."""
+        """Told of a proposal: its first share of points, with these times, or as many failures as are enough."""
         points = [tried(proposal.template, self.seconds(us or (1,)), failure=failure)]
+        points *= GIVEN_UP if failure else FIRST_TRIALS
         if failure is None:
             self.templates.append(proposal.template)
             self.points += points

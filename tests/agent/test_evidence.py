@@ -149,9 +149,13 @@ def test_ideas_are_told_with_prediction_measurement_failure_and_verdict(tmp_path
     story.outcome(proposal(1), failure=INEXACT)
     good, bad = sheet(story.situation, ideas).ideas
     assert good.predicted == 0.5 and good.gain == pytest.approx(40 / 21 - 1) and good.made_from == "portable"
-    assert good.became == "1 points tried; judged: rejected (not_significant)"
+    assert good.became == "6 points tried; judged: rejected (not_significant)"
     assert bad.gain is None and bad.became.startswith("failed (inexact): the output differs")
     assert "987654" not in repr(sheet(story.situation, ideas))
+    story.outcomes[0] = Outcome(told.proposal, (), None, ())
+    story.outcomes[1] = Outcome(story.outcomes[1].proposal, told.tried[:2], None, ())
+    waiting, begun = sheet(story.situation, ideas).ideas
+    assert waiting.became == "it waits for its trials" and begun.became == "2 points tried so far"
 
 
 def test_every_task_of_these_tests_has_a_sheet_before_anything_was_measured() -> None:

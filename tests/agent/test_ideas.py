@@ -7,12 +7,15 @@ import math
 from pathlib import Path
 
 import pytest
-from situations import LINEAR, Story, linear_story, norm_story, task_of, variation
+from situations import LINEAR, TARGET, Story, linear_story, norm_story, task_of, variation
 
 from kforge.agent import ideas as tree
+from kforge.agent.answers import Writing
+from kforge.agent.drafting import draft, root_of, source_of
 from kforge.agent.idea_log import FILE, IdeaLog
 from kforge.agent.ideas import Branch, Idea, Rest, calibration, choose, deserved_trials, gain, results
 from kforge.agent.thinking import End, Ending
+from kforge.backends.templates import Template
 from kforge.core.trial import Failure, FailureClass
 from kforge.tuner.proposals import Outcome, Proposal
 
@@ -113,6 +116,30 @@ def test_after_ideas_without_progress_another_approach_is_asked_for_and_the_old_
     assert choice.exhausted == tuple(f"edges: move {n}" for n in range(tree.STAGNANT))
 
 
+def test_what_waits_for_its_trials_or_has_had_a_few_is_not_held_against_the_search(telling: Telling) -> None:
+    for n in range(tree.STAGNANT + 1):
+        told = telling.tell(telling.ask(Branch("x")), 2.1, 41.0)
+        telling.story.outcomes[n] = Outcome(told.proposal, told.tried[: n % 3], None, ())
+    choice = telling.choose()
+    assert isinstance(choice, Branch) and not choice.wide
+    assert calibration(results(telling.ideas, telling.story.situation)) is None
+
+
+def test_a_small_space_that_was_tried_out_is_settled(telling: Telling) -> None:
+    idea = telling.ask()
+    text = source_of(telling.story.templates[0]).text.replace("[1, 2, 4, 8]", "[4]")
+    template = draft(Writing(name="small", hypothesis="h", template=text), 0, None, telling.story.task, TARGET,
+                     root_of(telling.run), [])
+    assert isinstance(template, Template)
+    told = telling.story.outcome(Proposal(idea.id, idea.task, template, "", "edges", "m", 0.1, "a/b"), 2.1, 41.0)
+    telling.story.outcomes[0] = Outcome(told.proposal, told.tried[:2], None, ())
+    (result,) = results(telling.ideas, telling.story.situation)
+    assert result.settled
+    telling.story.outcomes[0] = Outcome(told.proposal, told.tried[:1], None, ())
+    (result,) = results(telling.ideas, telling.story.situation)
+    assert not result.settled
+
+
 def test_progress_ends_the_widening(telling: Telling) -> None:
     for _ in range(tree.STAGNANT):
         telling.tell(telling.ask(), 2.1, 41.0)
@@ -169,8 +196,9 @@ def test_every_template_gets_a_first_share_of_trials_and_the_better_half_more(te
     outcomes = []
     for us in (30.0, 39.0, 50.0, 80.0):
         told = telling.tell(telling.ask(Branch("x")), us / 20, us)
-        outcomes.append(Outcome(told.proposal, [*told.tried] * tree.FIRST_TRIALS, None, ()))
-    fresh = telling.tell(telling.ask(Branch("x")), 2.5, 50.0)
+        outcomes.append(told)
+    told = telling.tell(telling.ask(Branch("x")), 2.5, 50.0)
+    fresh = Outcome(told.proposal, told.tried[:1], None, ())
     share = deserved_trials([*outcomes, fresh], telling.story.situation)
     assert [share[o.proposal.id] for o in outcomes] == [2 * tree.FIRST_TRIALS] * 2 + [tree.FIRST_TRIALS] * 2
     assert share[fresh.proposal.id] == tree.FIRST_TRIALS
@@ -180,16 +208,16 @@ def test_a_template_that_leads_in_one_bucket_stays_in_the_race(telling: Telling)
     outcomes = []
     for us in ((1.9, 20.0), (2.0, 21.0), (0.5, 300.0)):
         told = telling.tell(telling.ask(Branch("x")), *us)
-        outcomes.append(Outcome(told.proposal, [*told.tried] * tree.FIRST_TRIALS, None, ()))
+        outcomes.append(told)
     share = deserved_trials(outcomes, telling.story.situation)
     assert share[outcomes[2].proposal.id] == 2 * tree.FIRST_TRIALS
 
 
 def test_a_template_of_which_nothing_runs_is_given_up(telling: Telling) -> None:
-    told = telling.tell(telling.ask(), failure=FAILED)
-    assert deserved_trials([told], telling.story.situation)[told.proposal.id] == tree.FIRST_TRIALS
-    thrice = Outcome(told.proposal, [*told.tried] * 3, FAILED, ())
-    assert deserved_trials([thrice], telling.story.situation)[told.proposal.id] == 3
+    thrice = telling.tell(telling.ask(), failure=FAILED)
+    once = Outcome(thrice.proposal, thrice.tried[:1], FAILED, ())
+    assert deserved_trials([once], telling.story.situation)[once.proposal.id] == tree.FIRST_TRIALS
+    assert deserved_trials([thrice], telling.story.situation)[once.proposal.id] == tree.GIVEN_UP
 
 
 def test_predictions_are_scored_by_what_was_measured(telling: Telling) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,20 @@ def test_thinking_gives_way_to_what_is_being_timed(story: Story, tmp_path: Path)
     proposer.close()
 
 
+def test_one_point_that_failed_is_no_reason_to_repair_while_others_may_work(story: Story, tmp_path: Path) -> None:
+    proposer = ModelProposer(plain(), tmp_path)
+    proposer.ask(story.situation)
+    (made,) = settle(proposer)
+    told = story.outcome(made, failure=FAILED)
+    story.outcomes[0] = replace(told, tried=told.tried[:1])
+    proposer.ask(story.situation)
+    assert not any(idea.mends for idea in proposer.ideas)
+    story.outcomes[0] = told
+    proposer.ask(story.situation)
+    assert any(idea.mends for idea in proposer.ideas)
+    proposer.close()
+
+
 def test_what_works_is_not_repaired(story: Story, tmp_path: Path) -> None:
     script = plain()
     proposer = ModelProposer(script, tmp_path)
@@ -489,9 +504,7 @@ def test_trials_follow_what_was_told(story: Story, tmp_path: Path) -> None:
     proposer.ask(story.situation)
     (made,) = settle(proposer)
     story.outcome(made, 1.0, 20.0)
-    point = story.outcomes[0].tried[0]
-    told = type(story.outcomes[0])(made, [point] * tree.FIRST_TRIALS, None, ())
-    proposer.tell(told)
+    proposer.tell(story.outcomes[0])
     assert proposer.trials(made.id) == 2 * tree.FIRST_TRIALS
     proposer.close()
 
