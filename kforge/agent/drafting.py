@@ -21,7 +21,7 @@ from kforge.core.trial import Failure, FailureClass, NumericsClass
 from kforge.core.workload import stable_hash
 from kforge.tuner.plan import Task
 
-_PARTS = "cpp/common"  # what every template may include
+PARTS = "cpp/common"  # what every template may include
 _MOST_FILE = 100_000  # characters of a template or part after all edits
 _MOST_SPACE = 20_000  # points before constraints: a search looks at hundreds
 _MOST_NAME = 40
@@ -62,9 +62,9 @@ def source_of(template: Template) -> Source:
 def root_of(run: Path) -> Path:
     """The folder of a run's own templates, with the parts that shipped ones include. Raises OSError."""
     root = run / "templates"
-    parts = shipped("templates") / "kernels" / _PARTS
+    parts = shipped("templates") / "kernels" / PARTS
     for part in sorted(parts.glob("*.j2")):
-        copy = root / _PARTS / part.name
+        copy = root / PARTS / part.name
         if not copy.is_file() or copy.read_bytes() != part.read_bytes():
             write_whole(copy, part.read_bytes())
     return root
@@ -83,7 +83,7 @@ def draft(answer: Writing, number: int, base: Source | None, task: Task, target:
         return Rejected(written, base or Source(main, {main: answer.template}))
     placed = _placed(written, main, root)
     with draft_folder() as folder:
-        shutil.copytree(root / _PARTS, folder / _PARTS)
+        shutil.copytree(root / PARTS, folder / PARTS)
         try:
             _write(placed, folder)
             template = next(t for t in templates.load(operator, folder) if t.path == main)
@@ -113,7 +113,7 @@ def _slug(name: str) -> str:
 def _written(answer: Writing, base: Source | None, main: str, operator: str) -> Source | Failure:
     """The answer's files under the names that the model knows, the main one under its new name."""
     if answer.template:
-        parts = {n: t for n, t in base.texts.items() if n != base.main and not n.startswith(_PARTS)} if base else {}
+        parts = {n: t for n, t in base.texts.items() if n != base.main and not n.startswith(PARTS)} if base else {}
         return Source(main, {main: answer.template.lstrip(), **parts})
     if base is None:
         return Failure(FailureClass.TEMPLATE, "there is nothing to edit: give the whole template")
@@ -173,7 +173,7 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 def _write(source: Source, root: Path) -> None:
     """Parts first: whoever finds the template finds what it includes."""
     for name, text in reversed(list(source.texts.items())):
-        if not name.startswith(f"{_PARTS}/"):
+        if not name.startswith(f"{PARTS}/"):
             write_whole(root / name, text.encode())
 
 

@@ -31,10 +31,12 @@ class Offered:
 
 @dataclass
 class IdeaLog:
-    """In the order of their numbers. ``ended``: number -> how it ended without a template."""
+    """In the order of their numbers. ``begun``: number -> what its prompts depend on (``assignments``), as of the last
+    time that it was begun. ``ended``: number -> how it ended without a template."""
 
     path: Path
     ideas: list[Idea] = field(default_factory=list)
+    begun: dict[int, dict[str, Any]] = field(default_factory=dict)
     offered: dict[int, Offered] = field(default_factory=dict)
     ended: dict[int, Ending] = field(default_factory=dict)
 
@@ -68,6 +70,10 @@ class IdeaLog:
         self._write({"kind": "asked", "idea": asdict(idea)})
         self.ideas.append(idea)
 
+    def begin(self, idea: Idea, job: dict[str, Any]) -> None:
+        self._write({"kind": "begun", "number": idea.number, "job": job})
+        self.begun[idea.number] = job
+
     def offer(self, idea: Idea, proposal: Proposal) -> None:
         offered = Offered(proposal.template.path, proposal.template.hash, proposal.parent, proposal.bottleneck,
                           proposal.move, proposal.predicted, proposal.author)
@@ -84,6 +90,8 @@ class IdeaLog:
             branch = {**idea["branch"], "exhausted": tuple(idea["branch"]["exhausted"])}
             before = tuple((str(bucket), float(seconds)) for bucket, seconds in idea["before"])
             self.ideas.append(Idea(**{**idea, "branch": Branch(**branch), "before": before}))
+        elif data["kind"] == "begun":
+            self.begun[data["number"]] = data["job"]
         elif data["kind"] == "offered":
             self.offered[data["number"]] = Offered(**data["proposal"])
         elif data["kind"] == "ended":

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from kforge.agent import assignments
 from kforge.agent import ideas as tree
 from kforge.agent.drafting import drafted, meaning_of, root_of
 from kforge.agent.evidence import sheet
@@ -188,6 +189,7 @@ class ModelProposer:
         known = {t.hash: t for t in [*templates, *(o.proposal.template for o in situation.outcomes)]}
         job = Assignment(idea, situation.task, situation.target, situation.threads, None if mend else shown,
                          list(known.values()), None if mend else sheet(situation, self._log.ideas), mend)
+        self._log.begin(idea, assignments.to_json(job, self._run))
         future = self._pool.submit(think, job, self._caller, self._root, self._cancel)
         self._jobs.append(_Job(idea, future))
         self._jobs.sort(key=lambda j: j.idea.number)

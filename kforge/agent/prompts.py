@@ -48,12 +48,12 @@ class Shown:
 
 def analyst(sheet: Sheet, shown: Shown | None, branch: Branch, limit: int = MOST_USER) -> Prompt:
     request = _render("requests/analyst.md.j2", branch=branch, templates=sheet.templates)
-    return Prompt(_system(Role.ANALYST, sheet.target, sheet.threads), _user(sheet, shown, request, limit))
+    return Prompt(system(Role.ANALYST, sheet.target, sheet.threads), _user(sheet, shown, request, limit))
 
 
 def generator(sheet: Sheet, shown: Shown | None, analysis: Analysis, limit: int = MOST_USER) -> Prompt:
     request = _render("requests/generator.md.j2", analysis=analysis, source=shown)
-    return Prompt(_system(Role.GENERATOR, sheet.target, sheet.threads), _user(sheet, shown, request, limit))
+    return Prompt(system(Role.GENERATOR, sheet.target, sheet.threads), _user(sheet, shown, request, limit))
 
 
 def repairer(contract: Contract, target: Target, threads: int, shown: Shown, failure: Failure, purpose: str,
@@ -61,7 +61,7 @@ def repairer(contract: Contract, target: Target, threads: int, shown: Shown, fai
     """Depends on nothing that is measured, so a repair is the same whenever it is asked for."""
     request = _render("requests/repairer.md.j2", kind=failure.kind.value, failure=told(failure), purpose=purpose)
     sections = {"contract": _contract(contract), "panel": _panel(contract)}
-    return Prompt(_system(Role.REPAIRER, target, threads), _joined(sections, shown, request, limit))
+    return Prompt(system(Role.REPAIRER, target, threads), _joined(sections, shown, request, limit))
 
 
 def again(reason: str) -> str:
@@ -114,7 +114,7 @@ def _joined(sections: dict[str, str], shown: Shown | None, request: str, limit: 
 
 
 @cache
-def _system(role: Role, target: Target, threads: int) -> str:
+def system(role: Role, target: Target, threads: int) -> str:
     features = sorted(set(target.features) & KNOWN)
     text = _render(f"system/{role.value}.md.j2", target=target, threads=threads, features=features,
                    abi=header("abi.h").strip(), math=signatures("math.h"), parts=_shared_parts())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -82,6 +82,7 @@ class Assignment:
     known: Sequence[Template]
     sheet: Sheet | None
     mend: Mend | None
+    systems: Mapping[Role, str] = field(default_factory=dict)  # to be used instead: those of the run that is replayed
 
 
 A = TypeVar("A", Analysis, Writing)
@@ -179,10 +180,11 @@ class _Thinking:
         """The answer; one that fits the schema and yet makes no sense is asked for once more."""
         messages: tuple[Message, ...] = (Message("user", prompt.user),)
         wrong = ""
+        system = self.job.systems.get(role, prompt.system)
         for attempt in range(2):
             if self.cancel.is_set():
                 return Ending(End.CANCELLED, "the run ends")
-            request = Request(role, parent, ordinal + attempt, prompt.system, messages, _TOOLS[role], _TOKENS[role])
+            request = Request(role, parent, ordinal + attempt, system, messages, _TOOLS[role], _TOKENS[role])
             reply = self.caller.call(request, self.cancel)
             if isinstance(reply, CallFailure):
                 how = End.CANCELLED if reply.kind is CallFailureKind.CANCELLED else End.CALL

@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="List, show and report tuning runs.",
+    help="List, show, report and replay tuning runs.",
 )
 
 Run = Annotated[str, typer.Argument(help="A run's folder, its id, or the beginning of its id; 'last' for the newest.")]
@@ -119,6 +119,33 @@ def report(
         print(file)
         if reason := unmeasured(view):
             print(f"kforge: {reason}", file=sys.stderr)
+
+
+@app.command()
+def replay(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
+    """Think a run's ideas again from its record, without a model. Exit code 1 where a prompt or a template differs."""
+    from kforge.agent.replaying import replay as again
+    from kforge.agent.replaying import stale_systems
+
+    path = find(run, runs_dir)
+    found = []
+    for one in again(path):
+        found.append(one)
+        if not as_json:
+            said = f"DIFFERS {one.difference}" if one.difference else f"the same: {one.came_to}"
+            print(f"{one.idea.id}: {one.prompts} prompts; {said}", flush=True)
+    stale = [str(system.role) for system in stale_systems(path)]
+    different = [one for one in found if one.difference]
+    if as_json:
+        ideas = [{"idea": one.idea.id, "prompts": one.prompts, "came_to": one.came_to, "difference": one.difference}
+                 for one in found]
+        print(json.dumps({"ideas": ideas, "differing": len(different), "stale_system_texts": stale}, indent=1))
+    else:
+        print(f"{len(found)} ideas, {sum(one.prompts for one in found)} prompts, {len(different)} differ")
+        if stale:
+            print(f"this version writes the system text of {', '.join(stale)} in another way; the run's own was used")
+    if different:
+        raise typer.Exit(1)
 
 
 def find(run: str, runs_dir: Path) -> Path:
