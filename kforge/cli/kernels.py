@@ -129,19 +129,9 @@ def _kernels() -> tuple[KernelRecord, ...]:
 
 
 def _one(name: str) -> KernelRecord:
-    found = [
-        k
-        for k in _kernels()
-        if str(k.id) == name
-        or (len(name) >= 4 and (k.candidate_hash.startswith(name) or k.artifact_hash.startswith(name)))
-    ]
-    distinct = {k.id for k in found}
-    if len(distinct) != 1:
-        problem = (
-            "no kernel" if not found else f"{len(distinct)} kernels (numbers {', '.join(str(k.id) for k in found)})"
-        )
-        raise KforgeError(f"{name!r} names {problem}; see: kforge kernels list")
-    return found[0]
+    from kforge.registry.naming import kernel_named
+
+    return kernel_named(name, _kernels())
 
 
 def _trusted(evidence: dict) -> str:

@@ -10,12 +10,6 @@ import typer
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import Answer
 
-# What a linear is when the question does not say: kforge's own choice for quantised weights.
-DEFAULTS: dict[str, dict[str, int | str]] = {
-    "linear": {"act": "a8", "epilogue": "none", "bias": 0},
-    "rms_norm": {"residual": 0},
-}
-
 
 def lookup(
     operator: Annotated[str, typer.Argument(help="Operator, for instance linear.")],
@@ -25,11 +19,12 @@ def lookup(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Which kernel serves this operator at these axes, and why."""
+    from kforge.operators.axes import USUAL
     from kforge.registry.ask import ask, open_snapshot
 
     given = _parse(axes)
     snapshot = open_snapshot()
-    answer = ask(snapshot, operator, {**DEFAULTS.get(operator, {}), **given}, target)
+    answer = ask(snapshot, operator, {**USUAL.get(operator, {}), **given}, target)
     if as_json:
         print(json.dumps(_document(answer), indent=1))
         return

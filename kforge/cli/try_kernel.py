@@ -37,10 +37,10 @@ def try_kernel(
 ) -> None:
     """Build, check, time and compare one kernel of your own. Exit code 1 when it fails, 2 for bad input."""
     from kforge.backends.handwritten import from_file
-    from kforge.cli.lookup import DEFAULTS
     from kforge.core.paths import store_path
     from kforge.core.trial import NumericsClass
     from kforge.harness import Harness
+    from kforge.operators.axes import USUAL
     from kforge.registry.ask import open_snapshot
     from kforge.registry.database import Registry
     from kforge.registry.store import Store
@@ -51,7 +51,7 @@ def try_kernel(
     given = pairs_of("--axes", axes)
     target = load_target("host")
     snapshot, store = open_snapshot(), Store(store_path())
-    workload = workload_of(op, {**DEFAULTS.get(op, {}), **given}, snapshot, target)
+    workload = workload_of(op, {**USUAL.get(op, {}), **given}, snapshot, target)
     numerics = NumericsClass.RELAXED if relaxed else NumericsClass.EXACT
     candidate = from_file(file, workload.problem, target, pairs_of("--params", params), numerics)
     rival = incumbent(against, workload, snapshot, store, target)

@@ -8,6 +8,11 @@ from kforge.core.errors import KforgeError
 from kforge.core.workload import Attr, Problem, Workload
 from kforge.operators import get, names
 
+# What an operator is when a question does not say: kforge's own choice for quantised weights.
+USUAL: dict[str, dict[str, Attr]] = {
+    "linear": {"act": "a8", "epilogue": "none", "bias": 0},
+    "rms_norm": {"residual": 0},
+}
 _FLAGS = ("bias", "residual")
 _LARGEST = 1 << 40  # of an axis: beyond any memory
 

@@ -38,6 +38,10 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
+class RegistryBusy(KforgeError):
+    """Another process measures for this registry, or removes its files."""
+
+
 @dataclass(frozen=True)
 class Tried:
     """A parameter set that was timed once."""
@@ -263,7 +267,7 @@ class Registry:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 owner = os.pread(handle, 64, 0).decode(errors="replace").strip() or "process unknown"
-                raise KforgeError(f"another {owner} is using {self.name}; wait for it or end it") from error
+                raise RegistryBusy(f"another {owner} is using {self.name}; wait for it or end it") from error
             with suppress(OSError):  # a full disk: only the name is missing
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, f"{what} (process {os.getpid()})".encode(), 0)

@@ -81,6 +81,12 @@ class Submission:
 
 def attempt(candidate: Candidate, workload: Workload, incumbent: Incumbent, harness: Harness) -> Attempt:
     """Build, admit, check, time beside the measured bandwidth, and compare in interleaved pairs."""
+    done = timed(candidate, workload, harness)
+    return done if done.failure is not None else compared(done, incumbent, harness)
+
+
+def timed(candidate: Candidate, workload: Workload, harness: Harness) -> Attempt:
+    """All of an attempt but the comparison."""
     target, threads = harness.target, harness.threads
     cost = get(workload.problem.operator).cost(workload)
     built = build(candidate, target)
@@ -95,9 +101,12 @@ def attempt(candidate: Candidate, workload: Workload, incumbent: Incumbent, harn
         limit = time_limit(cost, target, threads, bandwidth.value)
     except KforgeError:  # a target without this peak: there is no roofline to hold it against
         limit = None
-    done = Attempt(candidate, workload, built.report, trial, trial.failure, cost, limit, bandwidth)
-    if trial.failure is not None:
-        return done
+    return Attempt(candidate, workload, built.report, trial, trial.failure, cost, limit, bandwidth)
+
+
+def compared(done: Attempt, incumbent: Incumbent, harness: Harness) -> Attempt:
+    """With the ratio to an incumbent, of a kernel that was found right."""
+    candidate, workload = done.candidate, done.workload
     if incumbent.candidate.hash == candidate.hash:
         return dataclasses.replace(done, unmeasured="it is the incumbent itself")
     sample = harness.compare(candidate, incumbent.candidate, workload, pairs=_PAIRS, zygotes=_ZYGOTES)

@@ -213,6 +213,11 @@ def _is_near(instruction: Instruction) -> bool:
     return not (instruction.is_call_far or instruction.is_jmp_far)
 
 
+def group(instruction: Instruction) -> str:
+    """Class of the instruction mix that an instruction counts in."""
+    return _kind(instruction).group
+
+
 def _group(mnemonic: str, vector: bool) -> str:
     stem = mnemonic[1:] if vector and mnemonic.startswith("v") else mnemonic
     for name, stems in _GROUPS:
