@@ -33,6 +33,7 @@ VERBS = {
     "judge": Verb("kforge.cli.judge", "app", "Measure the judge: how often it errs on this machine."),
     "generate": Verb("kforge.cli.generate", "generate", "Continue a prompt."),
     "chat": Verb("kforge.cli.generate", "chat", "Talk with a model."),
+    "mcp": Verb("kforge.cli.mcp", "mcp", "Serve the bench to coding agents (MCP)."),
     "bench": Verb("kforge.cli.bench", "app", "Benchmarks of the engine."),
 }
 

@@ -1,0 +1,138 @@
+"""The server's parts by themselves: names and files, long lines, what stands in documents."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kforge.core.paths import shipped
+from kforge.mcp.catalogue import EXAMPLES
+from kforge.mcp.desk import Desk
+from kforge.mcp.failures import CallFailed
+from kforge.mcp.references import REFERENCES, template_text
+from kforge.mcp.runs import Runs
+from kforge.mcp.stdio import MOST_LINE, Lines
+from kforge.mcp.tools import documented, tools_of
+from kforge.operators import names
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../x.cc", "/etc/passwd", "a/b.cc", "x.cc\0", "x.cc\n", "x.sh", ".cc", "calls.jsonl", ""]
+)
+def test_no_name_of_a_source_leads_out_of_its_run(tmp_path: Path, name: str):
+    run = Runs(tmp_path).open("mine")
+    for act in (lambda: run.read(name), lambda: run.write(name, "x")):
+        with pytest.raises(CallFailed, match="no name of a source"):
+            act()
+    assert os.listdir(tmp_path) == ["agent-mine"]
+    assert os.listdir(tmp_path / "agent-mine") == []
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "/tmp", "a/b", "A", "x\0", "-x", "x" * 49])
+def test_no_name_of_a_run_leads_out_of_the_runs(tmp_path: Path, name: str):
+    with pytest.raises(CallFailed, match="no name of a run"):
+        Runs(tmp_path).open(name)
+
+
+def test_links_are_not_followed_and_a_write_replaces_them(tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.write_text("top")
+    run = Runs(tmp_path / "runs").open("mine")
+    (run.path / "link.cc").symlink_to(secret)
+    with pytest.raises(CallFailed, match="no plain file"):
+        run.read("link.cc")
+    assert run.sources() == []
+    run.write("link.cc", "mine")
+    assert (secret.read_text(), run.read("link.cc")) == ("top", "mine")
+    (run.path / "calls.jsonl").symlink_to(secret)
+    run.note("check", {}, {})
+    assert secret.read_text() == "top"
+
+    (tmp_path / "runs" / "agent-away").symlink_to(tmp_path)
+    with pytest.raises(CallFailed, match="no folder"):
+        Runs(tmp_path / "runs").open("away")
+
+
+def test_a_pipe_and_a_folder_are_no_sources(tmp_path: Path):
+    run = Runs(tmp_path).open("mine")
+    os.mkfifo(run.path / "pipe.cc")
+    (run.path / "folder.cc").mkdir()
+    for name in ("pipe.cc", "folder.cc"):
+        with pytest.raises(CallFailed, match="no plain file"):
+            run.read(name)
+    with pytest.raises(CallFailed):
+        run.write("folder.cc", "x")
+    assert sorted(os.listdir(run.path)) == ["folder.cc", "pipe.cc"]
+
+
+def test_a_run_holds_so_many_sources_and_no_more(tmp_path: Path):
+    run = Runs(tmp_path).open("mine")
+    for n in range(200):
+        run.write(f"k{n}.cc", "x")
+    with pytest.raises(CallFailed, match="200 sources"):
+        run.write("more.cc", "x")
+    run.write("k7.cc", "again")
+    assert run.read("k7.cc") == "again"
+
+
+def test_the_servers_own_run_is_one_and_named_runs_are_found_again(tmp_path: Path):
+    runs = Runs(tmp_path)
+    assert runs.open("").path == runs.open("").path
+    assert Runs(tmp_path).open("").path != runs.open("").path
+    runs.open("mine").write("a.cc", "x")
+    assert [f.name for f in Runs(tmp_path).open("mine").sources()] == ["a.cc"]
+
+
+def test_a_line_that_is_too_long_is_refused_by_its_id_and_the_next_is_read():
+    async def main() -> None:
+        out, into = os.pipe()
+        lines = Lines(out)
+        lines.start()
+
+        def feed() -> None:
+            for data in (b'{"id": 1}\n\n', b'{"id": 77, "x": "', b"y" * (MOST_LINE + 10), b'"}\n', b'{"id": 2}\n'):
+                os.write(into, data) if len(data) < 1000 else _write_all(into, data)
+            os.close(into)
+
+        found: list[str] = []
+        refused: list[object] = []
+
+        async def refusals() -> None:
+            refused.append(await lines.refused.receive())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, feed)
+            tasks.start_soon(refusals)
+            async for line in lines:
+                found.append(line)
+        assert (found, refused) == (['{"id": 1}', '{"id": 2}'], [77])
+        os.close(out)
+
+    anyio.run(main)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def test_every_operator_has_an_example():
+    assert set(EXAMPLES) == set(names())
+
+
+def test_every_reference_says_something_and_templates_are_known_by_name_only():
+    for reference in REFERENCES.values():
+        assert len(reference.read()) > 300, reference.topic
+    assert "requires" in REFERENCES["template-header"].read()
+    assert template_text("cpp/silu_mul/portable.cc.j2")
+    for path in ("../pyproject.toml", "/etc/passwd", "cpp/silu_mul/../silu_mul/portable.cc.j2", "cpp/silu_mul", ""):
+        assert template_text(path) is None
+
+
+def test_the_documented_tools_are_the_tools(tmp_path: Path):
+    page = (shipped("docs") / "agents.md").read_text(encoding="utf-8")
+    table = documented(tools_of(Desk(tmp_path, ())))
+    assert table in page, f"docs/agents.md should hold this table:\n{table}"
