@@ -96,11 +96,11 @@ class Result:
 
 
 def best_seconds(tried: Iterable[Tried]) -> dict[str, float]:
-    """The fastest right point of each bucket."""
+    """The fastest right point of each bucket. Below what the clock resolves nothing can be compared."""
     best: dict[str, float] = {}
     for point in tried:
         for bucket, trial in point.trials.items():
-            if trial.ok and trial.timing is not None:
+            if trial.ok and trial.timing is not None and trial.timing.seconds > 0:
                 best[bucket] = min(trial.timing.seconds, best.get(bucket, math.inf))
     return dict(sorted(best.items()))
 

@@ -65,6 +65,14 @@ def test_a_template_that_is_nowhere_better_has_a_loss_over_what_was_measured_of_
     assert gain({"a": 2.0, "b": 2.0}, {"a": 2.0, "b": 2.0}, WEIGHTS) == 0
 
 
+def test_a_time_below_what_the_clock_resolves_is_none() -> None:
+    story = norm_story()
+    story.measured(story.templates[0], 0.0, 39.0)
+    best = tree.best_seconds(story.situation.tried)
+    assert sorted(best.values()) == pytest.approx([2e-6, 38e-6])
+    assert isinstance(choose([], story.situation), Branch)
+
+
 def test_without_anything_measured_there_is_no_gain() -> None:
     assert gain({}, {"a": 2.0}, WEIGHTS) is None
     assert gain({"a": 2.0}, {}, WEIGHTS) is None
