@@ -143,8 +143,11 @@ class RunFolder:
         return len(self.lines) > 1
 
     def discard(self) -> None:
-        """Removes a run that never measured anything."""
+        """Removes a run that never measured anything; one in which something else was recorded, such as what a model
+        cost, stays."""
         self.close()
+        if {file.name for file in self.path.iterdir()} - {"journal.jsonl", "study.journal"}:
+            return
         for file in (self.path / "journal.jsonl", self.path / "study.journal"):
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # somebody put something else there

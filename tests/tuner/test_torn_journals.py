@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +101,14 @@ def test_a_study_that_is_cut_while_it_goes_on_disturbs_nobody(space, tmp_path):
     again = TaskSearch(space, open_storage(tmp_path), [bucket], [])  # its file now begins in the middle
     again.tell(space.points[0], {bucket: 1e-6})
     assert again.propose(1)
+
+
+def test_a_run_that_measured_nothing_goes_and_one_that_cost_money_stays(tmp_path: Path) -> None:
+    empty = RunFolder.create(tmp_path, "m")
+    empty.discard()
+    assert not empty.path.exists()
+    paid = RunFolder.create(tmp_path, "m")
+    paid.write(Event.STARTED, {})
+    (paid.path / "spending.jsonl").write_text("{}\n")
+    paid.discard()
+    assert (paid.path / "spending.jsonl").exists() and (paid.path / "journal.jsonl").exists()
