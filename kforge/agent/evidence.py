@@ -67,13 +67,14 @@ class PointFacts:
 
 @dataclass(frozen=True)
 class ReportFacts:
-    """``mix``: instruction class, share of all instructions."""
+    """``mix``: instruction class, share of all instructions. ``loop``: the loop that computes most, as instructions."""
 
     point: str
     compiler: str
     text_bytes: int
     spills: int
     mix: tuple[tuple[str, float], ...]
+    loop: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -177,14 +178,15 @@ def _reports(situation: Situation) -> tuple[ReportFacts, ...]:
     found: dict[str, ReportFacts] = {}
     for tried in situation.tried:
         if tried.report is not None and tried.template_hash not in found and len(found) < _MOST_REPORTS:
-            found[tried.template_hash] = _report(tried.point.name, tried.report)
+            found[tried.template_hash] = _report(tried, tried.report)
     return tuple(found.values())
 
 
-def _report(point: str, report: CompilerReport) -> ReportFacts:
+def _report(tried: Tried, report: CompilerReport) -> ReportFacts:
     total = sum(count for _, count in report.instruction_mix) or 1
     mix = sorted(((name, count / total) for name, count in report.instruction_mix), key=lambda m: (-m[1], m[0]))
-    return ReportFacts(point, report.compiler, report.text_bytes, report.spills, tuple(mix))
+    loop = tuple(tried.loop)
+    return ReportFacts(tried.point.name, report.compiler, report.text_bytes, report.spills, tuple(mix), loop)
 
 
 def _failures(failures: Sequence[Tried]) -> tuple[FailureFacts, ...]:

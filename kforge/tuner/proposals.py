@@ -33,12 +33,16 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Tried:
-    """A point of some template with all that was measured of it: bucket -> its trial."""
+    """A point of some template with all that was measured of it: bucket -> its trial.
+
+    ``loop``: instructions of the innermost loop that computes most, where the point is the best of its template.
+    """
 
     point: Point
     template_hash: str
     trials: Mapping[str, Trial]
     report: CompilerReport | None
+    loop: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from statistics import fmean, pvariance
 
 from optuna.storages import JournalStorage
 
 from kforge.backends import templates
 from kforge.backends.cpp.build import build
+from kforge.backends.cpp.disassembly import disassemble
 from kforge.backends.templates import Template, TemplateError
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Failure, FailureClass
@@ -26,7 +28,7 @@ from kforge.tuner.proposals import Outcome, Proposal, Proposer, Situation, Tried
 from kforge.tuner.search import TaskSearch
 
 TEMPLATES = "templates"  # of a run's folder: what was proposed in it
-_SHOWN = 8  # tried points that a proposer sees, of each kind
+_SHOWN = 8  # points of which a proposer sees the compiler's report, and failures
 
 
 class Proposing:
@@ -92,7 +94,7 @@ class Proposing:
         best = good[0].point.template if good else ""
         return Situation(
             contest.task, self._target, self._options.threads, _by_time(contest, good),
-            [self._reported(contest, t) for t in good[:_SHOWN]], bad[-_SHOWN:],
+            [*self._reported(contest, good[:_SHOWN]), *good[_SHOWN:]], bad[-_SHOWN:],
             [self._outcome(contest, p) for p in proposals], contest.limits, contest.weights, contest.promise,
             importances(contest.measured, contest.weights, best),
         )
@@ -137,7 +139,7 @@ class Proposing:
         failures = [trial.failure for t in tried for trial in t.trials.values() if trial.failure is not None]
         failure = None if right or not failures else failures[0]
         tried.sort(key=lambda t: _cost(t, contest.weights))
-        return Outcome(proposal, tried[:_SHOWN], failure, self._verdicts(contest, lane))
+        return Outcome(proposal, tried, failure, self._verdicts(contest, lane))
 
     def _verdicts(self, contest: Contest, lane: Lane) -> list:
         hashes = {contest.render(point).hash for point in lane.search.measured}
@@ -156,10 +158,18 @@ class Proposing:
                 trials[bucket.workload.key] = trial
         return Tried(point, candidate.template_hash, trials, None)
 
-    def _reported(self, contest: Contest, tried: Tried) -> Tried:
-        """With the compiler's report: from the cache, it was built to be measured."""
-        built = build(contest.render(tried.point), self._target)
-        return dataclasses.replace(tried, report=built.report if isinstance(built, Artifact) else None)
+    def _reported(self, contest: Contest, best: Sequence[Tried]) -> list[Tried]:
+        """With the compiler's reports: from the cache, they were built to be measured."""
+        found: list[Tried] = []
+        for tried in best:
+            built = build(contest.render(tried.point), self._target)
+            if not isinstance(built, Artifact):
+                found.append(tried)
+                continue
+            first = all(other.template_hash != tried.template_hash for other in found)
+            loop = _hot_loop(built.data) if first else ()
+            found.append(dataclasses.replace(tried, report=built.report, loop=loop))
+        return found
 
     def _recorded(self, data: dict) -> Proposal | None:
         """None, with a note, when its file is no longer what was proposed."""
@@ -176,6 +186,13 @@ class Proposing:
         except TemplateError:
             return None
         return next((t for t in found if t.path == path), None)
+
+
+@lru_cache(maxsize=64)
+def _hot_loop(data: bytes) -> tuple[str, ...]:
+    listing = disassemble(data)
+    hot = listing.hot
+    return tuple(line.text for line in listing.lines[hot.first : hot.last + 1]) if hot else ()
 
 
 def importances(measured: Mapping[Point, Mapping[str, float]], weights: Mapping[str, float],

@@ -27,6 +27,7 @@ AXES = {
     "linear": [{"M": 1}, {"M": 8}, {"M": 64}],
     "paged_attention": [{"T": 8, "S": 8, "B": 8, "pages": 64, "max_context": 512}],
 }
+LOOP = ("vmovups zmm0,[rdi+rax]", "vfmadd231ps zmm1,zmm0,zmm0", "add rax,40h", "jne short 0000000000001040h")
 REPORT = CompilerReport("g++ 12.2.0", ("-O3",), 0.7, 4321, 5, (("fma", 100), ("vector move", 250), ("shuffle", 30)))
 
 
@@ -47,7 +48,7 @@ def tried(template: Template, seconds: Mapping[str, float], params: Mapping[str,
     point = Point(template.path, rows, attrs(params or {p.name: p.default for p in template.params}))
     trials = {key: Trial("c", key, point.params, template.path, timing=None if failure else Timing(value, 0.01, 5, 10),
                          failure=failure) for key, value in seconds.items()}
-    return Tried(point, template.hash, trials, report)
+    return Tried(point, template.hash, trials, report, LOOP if report else ())
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from situations import AXES, LINEAR, NORM, REPORT, linear_story, norm_story, task_of, tried, variation
+from situations import AXES, LINEAR, LOOP, NORM, REPORT, linear_story, norm_story, task_of, tried, variation
 
 from kforge.agent import ideas as tree
 from kforge.agent.contracts import contract_of, signatures
@@ -88,6 +88,7 @@ def test_the_order_in_which_figures_come_changes_nothing() -> None:
 def test_the_compilers_report_says_spills_and_the_mix_in_shares() -> None:
     (report,) = sheet(norm_story().situation, []).reports
     assert report.spills == REPORT.spills and report.mix[0] == ("vector move", pytest.approx(250 / 380))
+    assert report.loop == LOOP
 
 
 def test_a_wrong_element_is_told_without_shape_distribution_or_seed() -> None:

@@ -78,6 +78,7 @@ def test_an_analyst_sees_contract_specification_figures_report_failures_and_the_
     story = linear_story()
     user = all_prompts()[0].user
     for needed in ("kf_spec_linear", "struct Panel", "| M=8 |", "110 us", "56.4 %", "m_tile 61.0 %", "5 vector spills",
+                   "vfmadd231ps zmm1,zmm0,zmm0",
                    "out[a later row, 17] is 1.5", "`rows` = 32", "one of 16, 32, 64",
                    source_of(story.templates[0]).text.strip(), "cpp/common/linear_launch.j2"):
         assert needed in user, needed

@@ -127,6 +127,7 @@ def test_a_proposal_competes_and_its_author_hears_how(tmp_path: Path, rows) -> N
         later = scripted.asked[-1]
         assert {o.proposal.id for o in later.outcomes} == {"p1", "p2"}
         assert later.tried[0].report is not None and later.tried[0].trials
+        assert any("fmadd" in line for line in later.tried[0].loop)
 
     # A resumed run knows the proposals from its folder, and measures nothing twice.
     with RunFolder.resume(folder.path) as again:
