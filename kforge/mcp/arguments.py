@@ -117,8 +117,8 @@ Relaxed = Annotated[
         "cannot be submitted. (A template says its class in its header.)"
     ),
 ]
-Batches = Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(max_length=8)]
-Contexts = Annotated[list[Annotated[int, Field(ge=1, le=131072)]], Field(max_length=8)]
+Batches = Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(max_length=4)]
+Contexts = Annotated[list[Annotated[int, Field(ge=1, le=131072)]], Field(max_length=4)]
 Prefill = Annotated[int, Field(ge=0, le=8192, description="Tokens of a prefill chunk; 0 for none.")]
 KvType = Annotated[
     str, Field(pattern=r"^(f16|bf16|f32)$", description="Element type of the KV cache: f16, bf16 or f32.")

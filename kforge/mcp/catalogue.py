@@ -225,10 +225,9 @@ class Models:
 def templates(operator: str) -> known.Templates:
     if operator and operator not in names():
         raise bad_input(f"there is no operator {operator!r}; there are {', '.join(names())}")
-    found = load_templates(operator or None)
-    kernels = {t.path for t in load_templates()}
     return known.Templates(
-        templates=[_template(t) for t in found], parts=[path for path in template_files() if path not in kernels]
+        templates=[_template(t) for t in load_templates(operator or None)],
+        parts=[path for path in template_files() if path.rsplit("/", 1)[-1].count(".") < 2],  # NAME.j2, no NAME.cc.j2
     )
 
 

@@ -23,7 +23,7 @@ from kforge.targets.files import load_target
 A = TypeVar("A", bound=Answer)
 T = TypeVar("T")
 _PROBE_SECONDS = 300.0
-_UNLOGGED = ("source", "text")  # fields of an answer that calls.jsonl goes without
+_UNLOGGED = ("source", "text", "build", "loops")  # fields of an answer that calls.jsonl goes without
 
 
 class Desk:

@@ -158,6 +158,13 @@ class SourceFile(Answer):
     modified: str
 
 
+class Written(Answer):
+    run: str
+    folder: str
+    name: str
+    bytes: int
+
+
 class Run(Answer):
     """``calls``: the last lines of what was built and measured in it."""
 

@@ -31,21 +31,21 @@ class Making:
 
     async def show_run(self, run: args.RunName = "") -> known.Run:
         """A run's sources, and the last of what was built and measured in it."""
-        return await self._desk.read(lambda: _run(self._desk.runs.open(run)))
+        return await self._desk.read(lambda: _run(self._desk.runs.known(run)))
 
-    async def write_source(self, name: args.SourceName, text: args.SourceText, run: args.RunName = "") -> known.Run:
+    async def write_source(self, name: args.SourceName, text: args.SourceText, run: args.RunName = "") -> known.Written:
         """Put a kernel's source or a template of your own into your run, in place of what had its name."""
 
-        def write() -> known.Run:
+        def write() -> known.Written:
             own = self._desk.runs.open(run)
             own.write(name, text)
-            return _run(own)
+            return known.Written(run=own.name, folder=own.path.name, name=name, bytes=len(text.encode()))
 
         return await self._desk.read(write)
 
     async def read_source(self, name: args.SourceName, run: args.RunName = "") -> known.Text:
         """The text of a source of your run."""
-        return known.Text(name=name, text=await self._desk.read(lambda: self._desk.runs.open(run).read(name)))
+        return known.Text(name=name, text=await self._desk.read(lambda: self._desk.runs.known(run).read(name)))
 
     async def render_template(
         self,

@@ -29,7 +29,7 @@ class Build(Answer):
     by class."""
 
     compiler: str
-    flags: list[str]
+    flags: str
     seconds: float
     text_bytes: int
     spills: int
@@ -88,16 +88,18 @@ class Roofline(Answer):
 
 
 class Measured(Answer):
-    """It is right, and this fast. ``spread``: interquartile range over median. A ranking, not a decision."""
+    """It is right, and this fast. ``spread``: interquartile range over median. A ranking, not a decision; ``doubts``:
+    what speaks against believing even that."""
 
     subject: Subject
-    build: Build
     seconds: float
     spread: float
     batches: int
     calls_per_batch: int
     max_error_ratio: float
+    spills: int
     roofline: Roofline | None
+    doubts: list[str]
 
 
 class Compared(Answer):
@@ -120,6 +122,7 @@ class Compared(Answer):
 class TunedPoint(Answer):
     params: dict[str, int | str]
     seconds: float
+    spread: float
     candidate: str
 
 
@@ -131,13 +134,15 @@ class FailedPoints(Answer):
 
 
 class Tuned(Answer):
-    """``best``: the fastest points, fastest first. ``points``: of the space; ``stopped``: why the search ended."""
+    """``best``: the fastest points, fastest first. ``points``: of the space; ``stopped``: why the search ended;
+    ``untold``: trials whose calls were too short to be told, now, beside the cost of a command."""
 
     template: str
     workload: str
     points: int
     trials: int
     stopped: str
+    untold: int
     default_seconds: float | None
     limit_seconds: float
     best: list[TunedPoint]

@@ -124,18 +124,24 @@ class Runs:
         self._root = root
         self._own = ""  # the server's own run, once somebody wanted it
 
+    def known(self, name: str) -> Run:
+        """The run of this name; "": this server's own. Raises CallFailed where there is none."""
+        if not name and not self._own:
+            raise bad_input("this server's own run holds nothing yet: write_source makes it")
+        if (run := self._named(name or self._own)) is None:
+            raise bad_input(f"there is no run {name!r}: open_run makes it")
+        return run
+
     def open(self, name: str) -> Run:
-        """The run of this name, made if there is none; "": this server's own. Raises CallFailed."""
+        """The same, made if there is none. Raises CallFailed."""
         if not name:
             self._own = self._own or f"{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
             name = self._own
-        if not _NAME.match(name):
-            raise bad_input(f"{name!r} is no name of a run: lower-case letters, digits and '-', at most 48")
-        path = self._root / f"{_PREFIX}{name}"
+        if (run := self._named(name)) is not None:
+            return run
+        path = self._path(name)
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            if not path.is_symlink() and path.is_dir():
-                return Run(name, path)
             if sum(1 for _ in self._root.glob(f"{_PREFIX}*")) >= _MOST_RUNS:
                 raise bad_input(f"{self._root} holds {_MOST_RUNS} runs of agents already: use one of them")
             path.mkdir()
@@ -144,6 +150,15 @@ class Runs:
         except OSError as error:
             raise _os_failure(error, f"{path} cannot be made") from error
         return Run(name, path)
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.match(name):
+            raise bad_input(f"{name!r} is no name of a run: lower-case letters, digits and '-', at most 48")
+        return self._root / f"{_PREFIX}{name}"
+
+    def _named(self, name: str) -> Run | None:
+        path = self._path(name)
+        return Run(name, path) if path.is_dir() and not path.is_symlink() else None
 
 
 def _checked(name: str) -> str:

@@ -18,14 +18,14 @@ from kforge.mcp.making import Making
 from kforge.mcp.reading import Reading
 
 _MOST_DETAIL = 20_000  # characters
-_WRITES = ("open_run", "write_source", "submit")
+_READS = ("show_run", "read_source", "render_template")  # beside those of Reading
 
 
 def tools_of(desk: Desk) -> list[Tool]:
     """Every tool, in the order in which an agent meets them."""
     reading, making = Reading(desk), Making(desk)
     return [
-        _tool(fn)
+        _tool(fn, reads=hasattr(Reading, fn.__name__) or fn.__name__ in _READS)
         for fn in (
             reading.list_operators,
             reading.describe_operator,
@@ -57,10 +57,10 @@ def tools_of(desk: Desk) -> list[Tool]:
     ]
 
 
-def _tool(fn: Callable[..., Awaitable[Any]]) -> Tool:
+def _tool(fn: Callable[..., Awaitable[Any]], *, reads: bool) -> Tool:
     name = fn.__name__
     told = " ".join((fn.__doc__ or "").split())
-    notes = ToolAnnotations(read_only_hint=name not in _WRITES, destructive_hint=False, open_world_hint=False)
+    notes = ToolAnnotations(read_only_hint=reads, destructive_hint=False, open_world_hint=False)
     tool = Tool.from_function(_telling(fn), name=name, description=told, annotations=notes, structured_output=True)
     model = tool.fn_metadata.arg_model
     model.model_config["extra"] = "forbid"  # a misspelt argument is no argument left out

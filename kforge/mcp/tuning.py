@@ -42,6 +42,11 @@ class _Tried:
     point: Point
     trial: Trial
 
+    @property
+    def seconds(self) -> float:
+        """Of a call; 0 where it failed, or was too short to be told."""
+        return self.trial.timing.seconds if self.trial.ok and self.trial.timing else 0.0
+
 
 def tune(
     template: Template,
@@ -75,8 +80,8 @@ def tune(
                 tell(f"{len(done)} of {trials} trials, measuring {point.name}{_so_far(done)}")
                 best = _best(done)
                 trial = harness.evaluate(candidate, workload, cut_above=CUT_RATIO * best if best else None)
-                done.append(_Tried(point, trial))
-                search.tell(point, {key: trial.timing.seconds} if trial.ok and trial.timing else {})
+                done.append(tried := _Tried(point, trial))
+                search.tell(point, {key: tried.seconds} if tried.seconds else {})
                 if stopped := _spent(len(done), trials, ends):
                     break
     return _answer(
@@ -115,7 +120,7 @@ def _spent(done: int, trials: int, ends: float) -> str:
 
 
 def _best(done: Sequence[_Tried]) -> float:
-    return min((t.trial.timing.seconds for t in done if t.trial.ok and t.trial.timing), default=0.0)
+    return min((t.seconds for t in done if t.seconds), default=0.0)
 
 
 def _so_far(done: Sequence[_Tried]) -> str:
@@ -132,12 +137,9 @@ def _answer(
     default: Point,
     limit: float,
 ) -> measured.Tuned:
-    ran = sorted((t.trial.timing.seconds, n) for n, t in enumerate(done) if t.trial.ok and t.trial.timing)
-    at_default = [s for s, n in ran if done[n].point == default]
-    best = [
-        measured.TunedPoint(params=dict(done[n].point.params), seconds=s, candidate=done[n].trial.candidate_hash)
-        for s, n in ran[:_BEST]
-    ]
+    ran = sorted((t.seconds, n) for n, t in enumerate(done) if t.seconds)
+    at_default = [seconds for seconds, n in ran if done[n].point == default]
+    best = [_point(done[n], seconds) for seconds, n in ran[:_BEST]]
     failures: dict[str, list[_Tried]] = {}
     for tried in done:
         if tried.trial.failure is not None:
@@ -148,11 +150,18 @@ def _answer(
         points=len(space.points),
         trials=len(done),
         stopped=stopped,
+        untold=sum(t.trial.ok and not t.seconds for t in done),
         default_seconds=at_default[0] if at_default else None,
         limit_seconds=limit,
         best=best,
         failures=[_failures(kind, group) for kind, group in failures.items()],
     )
+
+
+def _point(tried: _Tried, seconds: float) -> measured.TunedPoint:
+    spread = tried.trial.timing.spread if tried.trial.timing else 0.0
+    params, candidate = dict(tried.point.params), tried.trial.candidate_hash
+    return measured.TunedPoint(params=params, seconds=seconds, spread=spread, candidate=candidate)
 
 
 def _failures(kind: str, group: Sequence[_Tried]) -> measured.FailedPoints:

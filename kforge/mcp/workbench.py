@@ -6,16 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from kforge.agent.failures import told
 from kforge.backends.cpp.build import build
-from kforge.backends.cpp.disassembly import Listing, Loop, disassemble
-from kforge.core.errors import KforgeError
+from kforge.backends.cpp.disassembly import disassemble
 from kforge.core.paths import store_path
 from kforge.core.target import Target
-from kforge.core.trial import Artifact, Candidate, CompilerReport, Failure, NumericsClass
+from kforge.core.trial import Artifact, Candidate, Failure, NumericsClass
 from kforge.core.workload import Workload
 from kforge.harness import Harness
 from kforge.mcp import jobs, measured
+from kforge.mcp.answers import busiest, compared_of, failed, loop_facts, measured_of, report_of
 from kforge.mcp.failures import CallFailed, Refusal, bad_input
 from kforge.mcp.jobs import Subject
 from kforge.mcp.subjects import candidate_of, measurable, template_of, workload_at
@@ -27,11 +26,9 @@ from kforge.registry.store import Store
 from kforge.targets.files import load_target
 from kforge.tuner import attempt as trying
 from kforge.tuner.attempt import Attempt
-from kforge.tuner.contenders import Incumbent, incumbent
+from kforge.tuner.contenders import incumbent
 
 Tell = Callable[[str], None]
-_MOST_WARNINGS = 4000  # characters
-_MOST_LOOPS = 16
 _LOCK = "kforge mcp"
 
 
@@ -77,7 +74,7 @@ class Workbench:
             case jobs.MeasureJob():
                 at = self._at(job.subject)
                 with self._measuring():
-                    return _measured(self._timed(at, job.subject, tell), at.subject)
+                    return measured_of(self._timed(at, job.subject, tell), at.subject)
             case jobs.CompareJob():
                 return self._compared(job, tell)
             case jobs.TuneJob():
@@ -130,7 +127,7 @@ class Workbench:
         hot = loop_facts(listing.hot) if listing.hot else None
         return measured.Built(
             subject=at.subject,
-            build=_report(artifact.report),
+            build=report_of(artifact.report),
             instructions=len(listing.lines),
             loops=len(listing.loops),
             hot=hot,
@@ -148,7 +145,7 @@ class Workbench:
             instructions=len(listing.lines),
             first=first,
             shown=len(lines),
-            loops=_busiest(listing),
+            loops=busiest(listing),
             text="\n".join(f"{line.address:6x}  {line.text}" for line in lines),
         )
 
@@ -181,7 +178,7 @@ class Workbench:
             raise failed(done.failure)
         if done.unmeasured.startswith("the incumbent failed"):
             raise CallFailed(Refusal.INCUMBENT, f"{rival.label}: {done.unmeasured}")
-        return _compared(done, at.subject, rival)
+        return compared_of(done, at.subject, rival)
 
     def _tuned(self, job: jobs.TuneJob, tell: Tell) -> measured.Tuned:
         target, snapshot = self._host(), open_snapshot()
@@ -216,84 +213,9 @@ class Workbench:
         )
 
 
-def failed(failure: Failure) -> CallFailed:
-    """As a proposer may know it: nothing of the shapes and seeds that checks use."""
-    return CallFailed(
-        failure.kind, failure.reason, told(failure).removeprefix(failure.reason).removeprefix(". ").strip("\n")
-    )
-
-
-def loop_facts(loop: Loop) -> measured.LoopFacts:
-    return measured.LoopFacts(
-        first=loop.first, last=loop.last, depth=loop.depth, innermost=loop.innermost, mix=dict(loop.mix)
-    )
-
-
 @contextlib.contextmanager
 def _as_busy() -> Iterator[None]:
     try:
         yield
     except RegistryBusy as error:
         raise CallFailed(Refusal.BUSY, str(error)) from error
-
-
-def _busiest(listing: Listing) -> list[measured.LoopFacts]:
-    inner = sorted((loop for loop in listing.loops if loop.innermost), key=lambda loop: -loop.work)
-    return [loop_facts(loop) for loop in inner[:_MOST_LOOPS]]
-
-
-def _report(report: CompilerReport) -> measured.Build:
-    return measured.Build(
-        compiler=report.compiler,
-        flags=list(report.flags),
-        seconds=report.seconds,
-        text_bytes=report.text_bytes,
-        spills=report.spills,
-        mix=dict(report.instruction_mix),
-        warnings=report.warnings[:_MOST_WARNINGS],
-    )
-
-
-def _measured(done: Attempt, subject: measured.Subject) -> measured.Measured:
-    if done.report is None or done.trial is None or done.trial.timing is None:
-        raise KforgeError(f"{subject.candidate} was not timed although nothing failed")
-    timing, limit = done.trial.timing, done.limit
-    roofline = (
-        measured.Roofline(
-            seconds=limit.seconds, bound_by=limit.bound_by, bandwidth=limit.bandwidth, share=done.share or 0.0
-        )
-        if limit
-        else None
-    )
-    return measured.Measured(
-        subject=subject,
-        build=_report(done.report),
-        seconds=timing.seconds,
-        spread=timing.spread,
-        batches=timing.batches,
-        calls_per_batch=timing.calls_per_batch,
-        max_error_ratio=done.trial.max_error_ratio,
-        roofline=roofline,
-    )
-
-
-def _compared(done: Attempt, subject: measured.Subject, rival: Incumbent) -> measured.Compared:
-    answer = measured.Compared(
-        measured=_measured(done, subject),
-        against=rival.label,
-        incumbent=rival.candidate.hash,
-        unmeasured=done.unmeasured,
-    )
-    if done.ratio is None:
-        return answer
-    ratio = done.ratio
-    return answer.model_copy(
-        update={
-            "ratio": ratio.value,
-            "lower": ratio.lower,
-            "upper": ratio.upper,
-            "pairs": ratio.pairs,
-            "incumbent_seconds": ratio.incumbent_seconds,
-            "told": ratio.told,
-        }
-    )

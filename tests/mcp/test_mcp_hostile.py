@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import anyio
+import psutil
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
@@ -22,6 +26,8 @@ from mcp_host import (
     over_stdio,
     text_of,
 )
+
+from kforge.mcp.server import MOST_AT_ONCE, make_server
 
 AT = {"operator": "silu_mul", "axes": AXES}
 ENDLESS = SOURCE.replace("for (int64_t t", 'for (;;) asm volatile("");\n    for (int64_t t')
@@ -137,22 +143,90 @@ def test_floods_are_told_that_the_bench_is_busy_and_cancelled_calls_leave_nothin
     anyio.run(gone, left)
 
 
-def test_more_requests_at_once_than_a_server_answers_are_refused_and_it_goes_on(place: Place):
+def test_a_server_that_is_killed_takes_its_bench_along(place: Place):
+    async def measure(url: str) -> None:
+        async with http_client(url) as client:
+            answer(await client.call_tool("write_source", {"name": "endless.cc", "text": ENDLESS}))
+            await client.call_tool("check", {"kernel": "endless.cc", **AT, "threads": 1})
+
+    async def kill(url: str, process: subprocess.Popen[str]) -> None:
+        with pytest.raises(ExceptionGroup):  # what a client makes of a dead server
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(measure, url)
+                while len(children_of(process.pid)) < 3:  # bench, runner, kernel
+                    await anyio.sleep(0.05)
+                left.update(children_of(process.pid))
+                process.kill()
+        await gone(left)
+
+    left: set[psutil.Process] = set()
+    command = place.command("--http", "--port", "0")
+    process = subprocess.Popen(command, env=place.env, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stderr is not None
+        anyio.run(kill, process.stderr.readline().split()[-1], process)
+    finally:
+        process.kill()
+        process.wait()
+    assert len(left) >= 3
+
+
+def test_hundreds_of_requests_at_once_are_all_answered(place: Place):
     async def body(client: Client) -> None:
-        refused = 0
+        outcomes: list[str] = []
 
         async def one() -> None:
+            try:
+                answer(await client.call_tool("list_templates", {"operator": "argmax"}))
+                outcomes.append("answered")
+            except MCPError as error:
+                outcomes.append("busy" if "busy" in str(error) else str(error))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(150):
+                tasks.start_soon(one)
+        assert set(outcomes) <= {"answered", "busy"}
+        assert "answered" in outcomes
+        answer(await client.call_tool("list_operators", {}))
+
+    over_stdio(place, body)
+
+
+def test_so_many_requests_are_answered_at_once_and_no_more(tmp_path: Path):
+    """With the server in this process, where they are held until all have come."""
+
+    async def main() -> None:
+        server = make_server(tmp_path)
+        waiting, go = 0, anyio.Event()
+
+        async def hold(ctx: Any, call_next: Any) -> Any:
+            nonlocal waiting
+            if ctx.method == "tools/call":
+                waiting += 1
+                await go.wait()
+            return await call_next(ctx)
+
+        server.middleware.append(hold)
+        refused = 0
+
+        async def one(client: Client) -> None:
             nonlocal refused
             try:
-                answer(await client.call_tool("list_templates", {}))
+                answer(await client.call_tool("list_operators", {}))
             except MCPError as error:
                 assert "busy" in str(error)
                 refused += 1
 
-        async with anyio.create_task_group() as tasks:
-            for _ in range(300):
-                tasks.start_soon(one)
-        assert 0 < refused < 300
-        answer(await client.call_tool("list_operators", {}))
+        async with Client(server, cache=None) as client:
+            await client.list_tools()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(MOST_AT_ONCE + 10):
+                    tasks.start_soon(one, client)
+                with anyio.fail_after(60):
+                    while waiting < MOST_AT_ONCE or refused < 10:
+                        await anyio.sleep(0.01)
+                go.set()
+            assert (waiting, refused) == (MOST_AT_ONCE, 10)
+            answer(await client.call_tool("list_operators", {}))
 
-    over_stdio(place, body)
+    anyio.run(main)

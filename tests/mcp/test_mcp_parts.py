@@ -7,15 +7,19 @@ from pathlib import Path
 
 import anyio
 import pytest
+from mcp_host import host_target
 
+from kforge.core.errors import KforgeError
 from kforge.core.paths import shipped
-from kforge.mcp.catalogue import EXAMPLES
+from kforge.mcp.catalogue import EXAMPLES, Models
 from kforge.mcp.desk import Desk
 from kforge.mcp.failures import CallFailed
 from kforge.mcp.references import REFERENCES, template_text
 from kforge.mcp.runs import Runs
 from kforge.mcp.stdio import MOST_LINE, Lines
 from kforge.mcp.tools import documented, tools_of
+from kforge.models.graph import StepOptions
+from kforge.models.synth import synth
 from kforge.operators import names
 
 
@@ -136,3 +140,26 @@ def test_the_documented_tools_are_the_tools(tmp_path: Path):
     page = (shipped("docs") / "agents.md").read_text(encoding="utf-8")
     table = documented(tools_of(Desk(tmp_path, ())))
     assert table in page, f"docs/agents.md should hold this table:\n{table}"
+
+
+def test_models_are_those_that_the_user_named_and_well_known_shapes(tmp_path: Path):
+    synth("tiny-llama-test", "q4_0", file := tmp_path / "mine.gguf", 1, 0)
+    models = Models([file])
+    assert "mine" in {m.name for m in models.list().models}
+    rows = models.workloads("mine", [1], [64], 0, StepOptions(), host_target()).rows
+    shape = models.workloads("tiny-llama-test:q4_0", [1], [64], 0, StepOptions(), host_target()).rows
+    assert [r.operator for r in rows] == [r.operator for r in shape]
+    assert sum(r.share for r in rows) == pytest.approx(1)
+    for name in (str(file), "mine.gguf", "../mine", "llama-3.2-1b:q9", "nobody"):
+        with pytest.raises((CallFailed, KforgeError)):
+            models.workloads(name, [1], [64], 0, StepOptions(), host_target())
+
+
+def test_a_run_that_nobody_made_is_not_made_by_looking(tmp_path: Path):
+    runs = Runs(tmp_path / "runs")
+    for name in ("", "mine"):
+        with pytest.raises(CallFailed):
+            runs.known(name)
+    assert not (tmp_path / "runs").exists()
+    assert runs.open("mine") == runs.known("mine")
+    assert runs.open("") == runs.known("")
