@@ -27,6 +27,7 @@ from kforge.tuner.progress import Watcher
 from kforge.tuner.proposals import Outcome, Proposal, Proposer, Situation, Tried
 from kforge.tuner.search import TaskSearch
 
+_MOST_TOLD = 120  # characters of a move in a line of progress
 TEMPLATES = "templates"  # of a run's folder: what was proposed in it
 _SHOWN = 8  # points of which a proposer sees the compiler's report, and failures
 
@@ -58,7 +59,7 @@ class Proposing:
         for proposal in self._proposer.take() if self._proposer is not None else ():
             self._folder.write(Event.PROPOSAL, _to_json(proposal))
             self._watcher.note(f"{proposal.author} proposes {proposal.template.path} for {proposal.task}: "
-                               f"{proposal.move} (predicted {100 * proposal.predicted:+.0f} %)")
+                               f"{_brief(proposal.move)} (predicted {100 * proposal.predicted:+.0f} %)")
             self._enter(proposal, contests)
 
     def ask(self, contest: Contest) -> None:
@@ -193,6 +194,12 @@ def _hot_loop(data: bytes) -> tuple[str, ...]:
     listing = disassemble(data)
     hot = listing.hot
     return tuple(line.text for line in listing.lines[hot.first : hot.last + 1]) if hot else ()
+
+
+def _brief(text: str) -> str:
+    """For a line of progress; the whole is in the run's folder."""
+    words = " ".join(text.split())
+    return words if len(words) <= _MOST_TOLD else f"{words[:_MOST_TOLD]} ..."
 
 
 def importances(measured: Mapping[Point, Mapping[str, float]], weights: Mapping[str, float],

@@ -3,7 +3,7 @@
 //     arithmetic
 // workload: linear(K=256,N=192,weight=f32,act=f32,epilogue=none,bias=0,rows=16)@M=8
 // numerics: exact
-// stopped by: judge: audit, judge: above_roofline, judge: gain_too_small, judge: not_significant, judge: too_noisy
+// stopped by: judge: audit, judge: above_roofline, judge: slower, judge: gain_too_small, judge: not_significant, judge: too_noisy
 // incumbent: honest/plain_linear
 #include <kforge/abi.h>
 #include <kforge/math.h>

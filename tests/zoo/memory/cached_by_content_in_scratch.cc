@@ -2,7 +2,7 @@
 // reported: no public report known
 // workload: linear(K=256,N=192,weight=f32,act=f32,epilogue=none,bias=0,rows=16)@M=8
 // numerics: exact
-// stopped by: incorrect, inexact, judge: failed, judge: audit, judge: above_roofline, judge: gain_too_small,
+// stopped by: incorrect, inexact, judge: failed, judge: audit, judge: above_roofline, judge: slower, judge: gain_too_small,
 //     judge: not_significant, judge: too_noisy
 // incumbent: honest/plain_linear
 #include <kforge/abi.h>

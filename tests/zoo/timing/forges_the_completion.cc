@@ -4,7 +4,7 @@
 // workload: linear(K=256,N=192,weight=f32,act=f32,epilogue=none,bias=0,rows=16)@M=8
 // numerics: exact
 // stopped by: incorrect, inexact, crash, timeout, forbidden, judge: failed, judge: audit, judge: above_roofline,
-//     judge: gain_too_small, judge: not_significant, judge: too_noisy
+//     judge: slower, judge: gain_too_small, judge: not_significant, judge: too_noisy
 // incumbent: honest/plain_linear
 #include <kforge/abi.h>
 #include <kforge/math.h>
