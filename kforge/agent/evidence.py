@@ -74,7 +74,7 @@ class ReportFacts:
     text_bytes: int
     spills: int
     mix: tuple[tuple[str, float], ...]
-    loop: tuple[str, ...]
+    loop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

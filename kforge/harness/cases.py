@@ -20,6 +20,7 @@ _SAMPLE_OPERATIONS = 500_000_000  # of a specification of such rows, at least on
 _BUDGET_OPERATIONS = 6_000_000_000  # of all cases together; the cheapest come first
 _ALL_KINDS = 15  # rows of one call in which every distribution finds a place
 _REPEATED = 3  # cases of the cheapest shape that are repeated: one of them is strided
+_TINY, _MORE = 100_000, 64  # operations of a call that is so cheap that it gets so many more rounds
 _BYTE_COST = 30  # operations that drawing and packing a byte of input costs about as much as
 _CACHE_BYTES = 1 << 30
 
@@ -73,10 +74,10 @@ def call_seconds_allowed(operator: Operator, workload: Workload) -> float:
 def plan_cases(operator: Operator, workload: Workload, seed: int, budget: int = _BUDGET_OPERATIONS) -> tuple[Case, ...]:
     """Cheap cases first, so that a wrong candidate is found out early.
 
-    Every distribution on the cheapest shape: one after another where a call has few rows, else those that need a call
-    of their own and then rows of all kinds together. Then every other shape of the bucket, and the workload itself,
-    with a distribution that the seed chooses. Each as far as the budget of operations goes; the cheapest shape and the
-    largest always.
+    Every distribution on the cheapest shape: one after another where a call has few rows (and ordinary values again and
+    again where it is tiny), else those that need a call of their own and then rows of all kinds together. Then every
+    other shape of the bucket, and the workload itself, with a distribution that the seed chooses. Each as far as the
+    budget of operations goes; the cheapest shape and the largest always.
     """
     shapes = sorted({*operator.shapes(workload, seed), workload}, key=lambda w: (operations(operator, w), w.key))
     shapes = [s for s in shapes if operations(operator, s) <= REFERENCE_OPERATIONS] or shapes[:1]
@@ -85,6 +86,8 @@ def plan_cases(operator: Operator, workload: Workload, seed: int, budget: int = 
     if _rows(shapes[0]) < _ALL_KINDS:
         first = [Distribution.NORMAL, Distribution.ONE_HOT, *(k for k in kinds if k not in first)]
         first += [Distribution.MIXED, Distribution.ROWS]
+        if operations(operator, shapes[0]) < _TINY:  # one rounding that is left out shows in one row of a few
+            first += [Distribution.NORMAL, Distribution.MIXED] * _MORE
     order = [(shapes[0], kind) for kind in first]
     order += [(shape, kinds[(i + seed) % len(kinds)]) for i, shape in enumerate(shapes[1:])]
     cases: list[Case] = []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from harness_kernels import PROBLEM, candidate, changed
 
+from kforge.backends.defaults import default_kernel
 from kforge.core.target import Target
 from kforge.core.trial import Failure, FailureClass, NumericsClass
 from kforge.core.workload import Problem, Workload
@@ -107,3 +110,19 @@ def test_a_number_of_rows_that_is_wrong_is_found_before_acceptance(harness: Harn
     assert isinstance(found, Failure) and found.kind is FailureClass.INCORRECT
     right = harness.check_held_out(candidate(), workload)
     assert isinstance(right, HeldOut) and right.row_counts >= 32
+
+
+def test_one_rounding_that_is_left_out_shows_in_a_bucket_of_single_rows(target: Target) -> None:
+    """It shows in about one row of forty: in 15 rows two of three such kernels would pass."""
+    source = (Path(__file__).parents[1] / "zoo" / "honest" / "plain_rms_norm.cc").read_text().replace("104", "576")
+    wrong = source.replace("kf::fma(x[i * xs + k], x[i * xs + k], lanes[k % 16])",
+                           "x[i * xs + k] * x[i * xs + k] + lanes[k % 16]")
+    problem = Problem.of("rms_norm", H=576, residual=0)
+    made = [replace(default_kernel(problem, target), source=text, template="test") for text in (source, wrong)]
+    found = []
+    for seed in range(8):
+        with Harness(target, 2, seed=1000 * seed) as harness:
+            right, less = (harness.check(candidate, Workload.of(problem, T=1)) for candidate in made)
+        assert not isinstance(right, Failure)
+        found.append(isinstance(less, Failure) and less.kind is FailureClass.INEXACT)
+    assert sum(found) >= 6
