@@ -24,6 +24,7 @@ from kforge.targets.cpu import read_cpu
 from kforge.targets.files import save_target
 
 ROOT = Path(__file__).resolve().parents[2]
+BEFORE: set[psutil.Process] = set()  # of other tests: zygotes of a harness that is still open
 PATIENCE = 250.0  # seconds, on a machine that does other things
 
 AXES = {"I": 64, "T": 4}
@@ -132,8 +133,8 @@ async def http_client(url: str, **settings: Any) -> AsyncIterator[Client]:
 
 
 def children_of(pid: int) -> set[psutil.Process]:
-    """What it and its children have started."""
-    return set(psutil.Process(pid).children(recursive=True))
+    """What it and its children have started, of this process since its test began."""
+    return set(psutil.Process(pid).children(recursive=True)) - BEFORE
 
 
 async def gone(processes: set[psutil.Process], seconds: float = 30.0) -> None:
