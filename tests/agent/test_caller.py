@@ -224,8 +224,9 @@ def test_cancel_in_mid_call_settles_and_is_recorded(tmp_path, monkeypatch):
 
 
 CALLING = """
-import os, sys, threading
+import os, signal, sys, threading
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a test run in the background has off
 sys.path.insert(0, {tests!r})
 from test_caller import caller, request
 caller(Path({run!r})).call(request(), threading.Event())
