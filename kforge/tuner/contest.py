@@ -117,13 +117,6 @@ class Contest:
 
         return max(live, key=hope)
 
-    def best_rows(self, default: int) -> int:
-        """The layout with the least weighted time, each bucket at its own best point in that layout.
-
-        ``default`` stays unless another promises ``LAYOUT_GAIN`` or more.
-        """
-        return best_rows(self.measured, self.weights, default)
-
     def ranking(self, bucket: str, rows: int) -> list[Point]:
         """Points in one layout by their time in one bucket, fastest first."""
         timed = [(s[bucket], p) for p, s in self.measured.items() if p.rows == rows and bucket in s]
@@ -139,7 +132,10 @@ class Contest:
 
 
 def best_rows(measured: Mapping[Point, Mapping[str, float]], weights: Mapping[str, float], default: int) -> int:
-    """See ``Contest.best_rows``."""
+    """The layout with the least weighted time, each bucket at its own best point in that layout.
+
+    ``default`` stays unless another promises ``LAYOUT_GAIN`` or more.
+    """
 
     def cost(rows: int) -> float:
         return sum(

@@ -202,7 +202,7 @@ class Coordinator:
             proposing.admit(contests)
             open_ones = [c for c in contests if c.next_lane()]
             if contests and self._spent(measurer) < _ASK_UNTIL:
-                proposing.ask(max(contests, key=lambda c: c.promise / (1 + c.rounds)))
+                proposing.ask(sorted(contests, key=lambda c: -c.promise / (1 + c.rounds)))
             if open_ones:
                 chosen = max(open_ones, key=lambda c: c.promise / (1 + c.rounds))
                 self._round(chosen, measurer, proposing)

@@ -18,7 +18,7 @@ from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
 from kforge.targets.noise import noise_of
 from kforge.tuner.contenders import stored_candidate
-from kforge.tuner.contest import Contest
+from kforge.tuner.contest import Contest, best_rows
 from kforge.tuner.journal import Event, RunFolder, verdict_from_json
 from kforge.tuner.plan import Bucket
 from kforge.tuner.points import Point
@@ -63,7 +63,7 @@ class Finals:
         """
         task = contest.task
         before = self._snapshot.rows(task.problem, self._target.identity) if task.packed else 0
-        rows = contest.best_rows(before)
+        rows = best_rows(contest.measured, contest.weights, before)
         self._folder.write(Event.LAYOUT, {"task": task.problem.key, "rows": rows})
         accepted = []
         for bucket in task.buckets:

@@ -62,10 +62,13 @@ class Proposing:
                                f"{_brief(proposal.move)} (predicted {100 * proposal.predicted:+.0f} %)")
             self._enter(proposal, contests)
 
-    def ask(self, contest: Contest) -> None:
-        """Lets the proposer look at a task."""
-        if self._proposer is not None:
-            self._proposer.ask(self.situation(contest))
+    def ask(self, contests: Sequence[Contest]) -> None:
+        """Lets the proposer look at the first of these tasks for which it will come up with something."""
+        if self._proposer is None:
+            return
+        for contest in contests:
+            if self._proposer.ask(self.situation(contest)):
+                return
 
     def heard(self, contest: Contest, lane: Lane) -> None:
         """After a round of a lane whose trials are spent for now: its author hears, and says what it deserves then."""

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scripted import FAILED, Script, analysis, edit, settle
 from situations import NORM, norm_story, shipped_template
-from test_loop import FAILED, Script, analysis, edit, settle
 
 from kforge.agent.caller import Caller
 from kforge.agent.calls import CallFailure, Reply, Request, Role

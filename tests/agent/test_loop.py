@@ -2,99 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from scripted import FAILED, NEVER, Answer, Script, analysis, breaking, edit, fresh, plain, settle
 from situations import NORM, TARGET, Story, linear_story, norm_story, shipped_template, task_of
 
 from kforge.agent import ideas as tree
-from kforge.agent.calls import CallFailure, CallFailureKind, Reply, Request, Role, Usage
+from kforge.agent.calls import CallFailure, CallFailureKind, Request, Role
 from kforge.agent.drafting import source_of
 from kforge.agent.idea_log import IdeaLog
 from kforge.agent.loop import MENDS, ModelProposer
 from kforge.agent.thinking import REPAIRS, End
 from kforge.core.trial import Failure, FailureClass
-from kforge.tuner.proposals import Proposal, Proposer
-
-Answer = Mapping[str, Any] | CallFailure
-NEVER = 60.0  # seconds: an answer that is waited for comes sooner
-FAILED = Failure(FailureClass.COMPILE, "g++: kernel.cc:3: expected ';'", ">    3 int x")
-
-
-def analysis(move: str = "edit", **other: Any) -> Answer:
-    return {"bottleneck": "edges", "evidence": "T=1 reaches 25.0 %", "move": move, "change": "more tokens in flight",
-            "predicted_gain": 0.25, "difficulty": 1, **other}
-
-
-_fresh = itertools.count(10)
-
-
-def edit(choices: str = "") -> Answer:
-    """Other choices of tokens; no two calls give the same ones."""
-    new = choices or f"[4, {next(_fresh)}]"
-    return {"name": "more", "hypothesis": "h", "edits": [{"find": "[1, 2, 4, 8]", "replace": new}]}
-
-
-def breaking(to: str = "tokens >") -> Answer:
-    return {"name": "broken", "hypothesis": "h", "edits": [{"find": "tokens > 1", "replace": to}]}
-
-
-def mending() -> Answer:
-    return {"name": "mended", "hypothesis": "h", "edits": [{"find": "tokens >", "replace": "tokens > 1"},
-                                                           {"find": "[1, 2, 4, 8]", "replace": f"[4, {next(_fresh)}]"}]}
-
-
-class Script:
-    """A caller that answers by role: the next answer of its list, the last one again and again. A callable answer is
-    called with the request. ``hold`` keeps calls waiting until it is set, or until they are cancelled."""
-
-    def __init__(self, **answers: Iterable[Answer | Callable[[Request], Answer]]) -> None:
-        self.answers = {Role(role): list(given) for role, given in answers.items()}
-        self.requests: list[Request] = []
-        self.hold = threading.Event()
-        self.hold.set()
-        self._lock = threading.Lock()
-
-    def call(self, request: Request, cancel: threading.Event) -> Reply | CallFailure:
-        while not self.hold.wait(0.01):
-            if cancel.is_set():
-                return CallFailure(CallFailureKind.CANCELLED, "the call was stopped")
-        with self._lock:
-            self.requests.append(request)
-            given = self.answers[request.role]
-            answer = given.pop(0) if len(given) > 1 else given[0]
-        if callable(answer):
-            answer = answer(request)
-        if isinstance(answer, CallFailure):
-            return answer
-        return Reply("script", "model-1", answer, "", Usage(10, 0, 0, 5), 0.1, 1)
-
-    def of(self, role: Role) -> list[Request]:
-        return sorted((r for r in self.requests if r.role is role), key=lambda r: (r.parent, r.ordinal))
-
-
-def plain(**other: Any) -> Script:
-    """Analyst and generator that always find something new."""
-    usual = {"analyst": [analysis()], "generator": [lambda _: edit()], "repairer": [lambda _: mending()]}
-    return Script(**{**usual, **other})
-
-
-def settle(proposer: ModelProposer) -> list[Proposal]:
-    """Everything that is on its way."""
-    taken = []
-    until = time.monotonic() + NEVER
-    while proposer.working:
-        taken += proposer.take()
-        assert time.monotonic() < until, "the proposer never came to an end"
-        time.sleep(0.002)
-    return taken
+from kforge.tuner.proposals import Proposer
 
 
 @pytest.fixture
@@ -265,7 +190,7 @@ def test_two_ideas_side_by_side_that_come_to_the_same_make_one_proposal(story: S
 
 def test_a_proposal_that_failed_to_build_is_repaired_without_being_asked_for(story: Story, tmp_path: Path) -> None:
     def repair_it(request: Request) -> Answer:
-        change = {"find": "    Call c;", "replace": f"    Call c; c.eps = {next(_fresh)};"}
+        change = {"find": "    Call c;", "replace": f"    Call c; c.eps = {next(fresh)};"}
         return {"name": "again", "hypothesis": "h", "edits": [change]}
 
     script = plain(repairer=[repair_it])

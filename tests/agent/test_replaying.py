@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import FAILED, Script, breaking, plain, settle
 from situations import Story, norm_story
-from test_loop import FAILED, Script, breaking, plain, settle
 
 from kforge.agent.calls import CallFailure, CallFailureKind, Reply, Request, Role
 from kforge.agent.loop import ModelProposer

@@ -18,10 +18,8 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import CallToolResult
 
-from kforge.core.target import Peak, Target
-from kforge.native import find_compilers
-from kforge.targets.cpu import read_cpu
 from kforge.targets.files import save_target
+from tests.cli.cli_host import host_target
 
 ROOT = Path(__file__).resolve().parents[2]
 BEFORE: set[psutil.Process] = set()  # of other tests: zygotes of a harness that is still open
@@ -48,25 +46,6 @@ numerics = "exact"
 -#}
 {% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}
 """
-
-
-def host_target() -> Target:
-    """This machine with figures that need no probe."""
-    facts = read_cpu()
-    return Target(
-        name="host",
-        kind="cpu",
-        vendor=facts.vendor,
-        model=facts.model,
-        arch=facts.arch,
-        features=facts.features,
-        cores=facts.cores,
-        caches=facts.caches,
-        memory_bytes=facts.memory_bytes,
-        bandwidth=((1, Peak(8e9)), (2, Peak(1e10))),
-        peaks=tuple((name, Peak(5e11)) for name in ("fp32_fma", "bf16_dot", "int8_dot")),
-        compilers=find_compilers(),
-    )
 
 
 @dataclass(frozen=True)

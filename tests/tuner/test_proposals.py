@@ -25,7 +25,7 @@ from kforge.tuner.options import TuneOptions
 from kforge.tuner.points import Space
 from kforge.tuner.progress import Silent
 from kforge.tuner.proposals import Outcome, Proposal, Situation
-from kforge.tuner.proposing import TEMPLATES, importances
+from kforge.tuner.proposing import TEMPLATES, Proposing, importances
 from kforge.tuner.search import TaskSearch, open_storage
 from kforge.tuner.tune import step_rows
 
@@ -209,6 +209,21 @@ def test_the_parameter_that_matters_explains_the_times(contest: Contest) -> None
     found = importances(measured, {"b": 1.0}, NORM)
     assert found["tokens"] == pytest.approx(1.0) and found.get("compiler", 0.0) < 1e-9
     assert math.isfinite(sum(found.values())) and importances({}, {"b": 1.0}, NORM) == {}
+
+
+class Picky(Scripted):
+    """Has something for one task only."""
+
+    def ask(self, situation: Situation) -> bool:
+        self.asked.append(situation)
+        return str(situation) == "b"
+
+
+def test_who_has_nothing_for_a_task_is_asked_about_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Proposing, "situation", lambda self, contest: contest)
+    picky = Picky(lambda _: [])
+    Proposing(picky, *[None] * 6).ask(["a", "b", "c"])  # type: ignore[arg-type, list-item]
+    assert picky.asked == ["a", "b"]
 
 
 def test_limits_on_trials_hold(tmp_path: Path, rows) -> None:

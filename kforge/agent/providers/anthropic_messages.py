@@ -11,9 +11,8 @@ import httpx2
 
 from kforge.agent.calls import Request, Usage
 from kforge.agent.providers.access import Access, access, base_url
-from kforge.agent.providers.dialect import NO_RETRIES, UNCOMPRESSED, count, fields, is_whole, words
+from kforge.agent.providers.dialect import NO_RETRIES, UNCOMPRESSED, count, fields, listen, words
 from kforge.agent.providers.heard import Heard, Stop
-from kforge.agent.providers.trouble import StreamFault
 
 _KEY, _TOKEN = "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"
 _CACHED = {"cache_control": {"type": "ephemeral"}}
@@ -64,14 +63,7 @@ class Messages:
             open_telemetry=False,
         )
         stream = await sdk.messages.create(**body)
-        heard.begun = True
-        if is_whole(stream.response):
-            _take_whole(json.loads(await stream.response.aread()), heard)
-        else:
-            async for event in stream:
-                _take(event, heard)
-        if heard.stop is None:
-            raise StreamFault({"message": "it ended in the middle"})
+        await listen(stream, heard, _take, _take_whole)
 
 
 def _take(event: Any, heard: Heard) -> None:

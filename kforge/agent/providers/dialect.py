@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import httpx2
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 from kforge.agent.calls import Request
 from kforge.agent.providers.access import Access
 from kforge.agent.providers.heard import Heard
+from kforge.agent.providers.trouble import StreamFault
 
 NO_RETRIES = 0  # of an SDK's own: they would hide attempts, and what those cost
 UNCOMPRESSED = {"accept-encoding": "identity"}  # so that a body is as long as it looks
@@ -59,6 +61,21 @@ def fields(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def is_whole(response: httpx2.Response) -> bool:
+async def listen(stream: Any, heard: Heard, take: Callable[[Any, Heard], None],
+                 take_whole: Callable[[Any, Heard], None]) -> None:
+    """An answer into ``heard``: event by event, or in one piece from a server that does not stream. Raises StreamFault
+    for one that breaks off.
+    """
+    heard.begun = True
+    if _is_whole(stream.response):
+        take_whole(json.loads(await stream.response.aread()), heard)
+    else:
+        async for event in stream:
+            take(event, heard)
+    if heard.stop is None:
+        raise StreamFault({"message": "it ended in the middle"})
+
+
+def _is_whole(response: httpx2.Response) -> bool:
     """Whether the answer came in one piece, from a server that does not stream."""
     return str(response.headers.get("content-type", "")).lower().startswith(_JSON)

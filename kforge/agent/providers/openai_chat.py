@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,10 +9,9 @@ import httpx2
 
 from kforge.agent.calls import Request, Usage
 from kforge.agent.providers.access import Access
-from kforge.agent.providers.dialect import count, fields, is_whole, words
+from kforge.agent.providers.dialect import count, fields, listen, words
 from kforge.agent.providers.heard import Heard, Stop
 from kforge.agent.providers.openai_access import OpenAIServer, sdk_for
-from kforge.agent.providers.trouble import StreamFault
 
 _STOPS = {"length": Stop.TRUNCATED, "content_filter": Stop.REFUSED}
 
@@ -42,14 +40,7 @@ class Chat(OpenAIServer):
 
     async def converse(self, body: dict[str, Any], access: Access, client: httpx2.AsyncClient, heard: Heard) -> None:
         stream = await sdk_for(access, client).chat.completions.create(**body)
-        heard.begun = True
-        if is_whole(stream.response):
-            _take_whole(json.loads(await stream.response.aread()), heard)
-        else:
-            async for chunk in stream:
-                _take(chunk, heard)
-        if heard.stop is None:
-            raise StreamFault({"message": "it ended in the middle"})
+        await listen(stream, heard, _take, _take_whole)
         if heard.refusal and not heard.calls:
             heard.stop = Stop.REFUSED
 

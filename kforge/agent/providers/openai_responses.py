@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import httpx2
 
 from kforge.agent.calls import Request, Usage
 from kforge.agent.providers.access import Access
-from kforge.agent.providers.dialect import count, fields, is_whole, words
+from kforge.agent.providers.dialect import count, fields, listen, words
 from kforge.agent.providers.heard import Heard, Stop
 from kforge.agent.providers.openai_access import OpenAIServer, sdk_for
 from kforge.agent.providers.trouble import StreamFault
@@ -41,14 +40,7 @@ class Responses(OpenAIServer):
 
     async def converse(self, body: dict[str, Any], access: Access, client: httpx2.AsyncClient, heard: Heard) -> None:
         stream = await sdk_for(access, client).responses.create(**body)
-        heard.begun = True
-        if is_whole(stream.response):
-            _end(json.loads(await stream.response.aread()), heard)
-        else:
-            async for event in stream:
-                _take(event, heard)
-        if heard.stop is None:
-            raise StreamFault({"message": "it ended in the middle"})
+        await listen(stream, heard, _take, _end)
 
 
 def _take(event: Any, heard: Heard) -> None:
