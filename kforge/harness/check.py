@@ -28,7 +28,8 @@ class CheckResult:
 def check(process: Process, operator: Operator, numerics: NumericsClass, cases: Sequence[Case], answers: Answers,
           threads: int) -> CheckResult | Failure:
     """Runs every case once and the ``repeated`` ones three times: with two poisons on all threads, and on one thread.
-    Stops at the first failure.
+    Stops at the first failure. In the second run one thread, another in each case, begins when the others are through
+    or wait for it: who reads what it should have written first, without waiting, reads poison.
 
     The runs on all threads must agree to the bit; for *exact* so must the one on a single thread, and all of them with
     the order specification. For *relaxed* every output is within the operator's bound of the reference.
@@ -49,9 +50,9 @@ def check_case(process: Process, operator: Operator, numerics: NumericsClass, ca
     count = operations(operator, case.workload)
     seconds = call_seconds_allowed(operator, case.workload)
 
-    def run(n: int, poison: int) -> dict[str, np.ndarray] | Failure:
+    def run(n: int, poison: int, late: int | None = None) -> dict[str, np.ndarray] | Failure:
         fence = 1 + secrets.randbelow(255)
-        return process.run_once(case.workload, answer.inputs, n, poison, fence, case.strided, seconds)
+        return process.run_once(case.workload, answer.inputs, n, poison, fence, case.strided, seconds, late)
 
     first = run(threads, POISONS[0])
     if isinstance(first, Failure):
@@ -61,11 +62,14 @@ def check_case(process: Process, operator: Operator, numerics: NumericsClass, ca
         return _at(_explained(worst, specs, first, operator, case, answer), case)
     if not case.repeated:
         return worst
-    second = run(threads, POISONS[1])
+    late = case.seed % threads
+    second = run(threads, POISONS[1], late)
     if isinstance(second, Failure):
         return _at(second, case)
     if (different := _first_difference(specs, first, second)) is not None:
         reason = "two runs on the same inputs differ"
+        if threads > 1:
+            reason += f" (in the second, thread {late} begins when all others are through or wait)"
         if _is_poison(different, second, POISONS[1]):
             return _at(
                 Failure(FailureClass.INCORRECT, "the kernel left an output element unwritten", str(different)), case

@@ -69,6 +69,7 @@ class ControlPage(ctypes.Structure):
         ("scalars", ctypes.c_double * MAX_SCALARS),
         ("tensor", TensorCommand * MAX_TENSORS),
         ("staggered", ctypes.c_int32),
+        ("late", ctypes.c_int32),
         ("step", ctypes.c_int64),
     )
 

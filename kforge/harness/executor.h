@@ -10,6 +10,7 @@
 #include "wait.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -62,9 +63,10 @@ class Executor {
     // The command is copied first: a candidate that finds the shared page could otherwise change it between two calls.
     void run(const Control &control) {
         kforge::Team &team = control.threads == 1 ? alone_ : team_;
+        through_ = 0;
         Batch batch{this, &team, control.calls, control.first, control.step, std::min(control.tensors, max_tensors), {}, {}, {},
                     reinterpret_cast<char *>(control.scratch), control.scratch_bytes, control.scratch_stride, control.seed,
-                    control.staggered != 0};
+                    control.staggered != 0, control.late - 1};
         std::copy_n(control.tensor, batch.tensors, batch.tensor);
         std::copy_n(control.axes, max_axes, batch.axes);
         std::copy_n(control.scalars, max_scalars, batch.scalars);
@@ -90,6 +92,7 @@ class Executor {
 
   private:
     static constexpr int64_t wiped_lines = 8192 / 64;  // per thread and call: some 50 ns
+    static constexpr int patience = 20'000;            // pauses, of 10 to 140 cycles each: a fraction of a millisecond
 
     struct Batch {
         Executor *self;
@@ -103,6 +106,7 @@ class Executor {
         int64_t scratch_bytes, scratch_stride;
         uint32_t seed;
         bool staggered;
+        int late;  // -1: no thread
     };
 
     // As in the engine's program: a launch of its own per thread, floating-point control at its default before each call, a
@@ -137,9 +141,11 @@ class Executor {
                 if ((turn[t] += step[t]) >= tensor.copies) turn[t] -= tensor.copies;
             }
             if (batch.staggered) stagger(batch.seed, call, thread);
+            if (batch.late == thread) await_others(batch, call);
             kforge::FloatControl::defaults().write();
             batch.self->registers_.clear();
             kf_call_on_stack(entry, &page.launch, start);
+            if (batch.late >= 0) ++batch.self->through_;
             // Before the barrier, so that the next call finds it; a slower thread may undo it, which only makes it rarer.
             if (thread == 0 && call + 1 < calls && (lottery = lottery * 1664525u + 1013904223u) < (1u << 30)) {
                 spoil(batch, lottery);
@@ -178,6 +184,13 @@ class Executor {
         for (uint32_t pauses = (mixed >> 8) & most; pauses; --pauses) kforge::cpu_relax();
     }
 
+    // Until the others have left the kernel, or surely wait in it at a barrier: what they need of this thread without waiting
+    // for it is then missing in whole.
+    static void await_others(const Batch &batch, int64_t call) {
+        const int64_t threads = batch.team->threads(), through = call * threads + threads - 1;
+        for (int pauses = 0; pauses < patience && batch.self->through_ < through; ++pauses) kforge::cpu_relax();
+    }
+
     // Overwrites one line of each output, at random. A kernel that takes its output as done because an earlier call has
     // written it is then wrong in the output that the parent looks at.
     static void spoil(const Batch &batch, uint32_t random) {
@@ -195,6 +208,7 @@ class Executor {
     const Stacks stacks_;
     const Registers registers_;
     std::string error_;
+    std::atomic<int64_t> through_{0};  // calls of threads that are done, where one is late
 };
 
 }  // namespace kforge_harness

@@ -90,17 +90,18 @@ class Process:
 
     def run(self, workload: Workload, tensors: Sequence[TensorArgument], scratch: Scratch | None, threads: int,
             calls: int, first: int, seconds: float, *, step: int = 1, staggered: bool = False,
-            scalars: Sequence[float] | None = None) -> float | Failure:
+            late: int | None = None, scalars: Sequence[float] | None = None) -> float | Failure:
         """Seconds for ``calls`` calls, hand-over included; call i reads copy (first + i step) mod copies.
 
-        ``staggered``: the threads begin every call at moments of their own, drawn at random. ``scalars``: those of
-        timed calls, if not given.
+        ``staggered``: the threads begin every call at moments of their own, drawn at random. ``late``: this one
+        begins every call when the others are through, or wait for it. ``scalars``: those of timed calls, if not given.
         """
         self._put_axes(workload, scalars)
         page = self.child.page
         page.command, page.threads, page.tensors = int(Command.RUN), threads, len(tensors)
         page.calls, page.first, page.step = calls, first, step
         page.seed, page.staggered = secrets.randbits(32), staggered
+        page.late = 0 if late is None else late + 1
         page.scratch = self.address(scratch.first) if scratch is not None else 0
         page.scratch_bytes = scratch.first.size if scratch is not None else 0
         page.scratch_stride = scratch.stride if scratch is not None else 0
@@ -124,7 +125,7 @@ class Process:
             entry.strides[: len(tensor.strides)] = tensor.strides
 
     def run_once(self, workload: Workload, inputs: Mapping[str, np.ndarray], threads: int, poison: int, fence: int,
-                 strided: bool, seconds: float) -> dict[str, np.ndarray] | Failure:
+                 strided: bool, seconds: float, late: int | None = None) -> dict[str, np.ndarray] | Failure:
         """One call on these inputs in fenced slots. Outputs and scratch start as ``poison``, fences as ``fence``.
 
         Returns copies of the outputs; a failure when the call failed, a fence broke or an input changed.
@@ -147,7 +148,7 @@ class Process:
             self.slots.view(scratch)[:] = poison
         arguments = [TensorArgument(self.address(p), form.strides) for form, p in zip(forms, places, strict=True)]
         elapsed = self.run(workload, arguments, Scratch(scratch) if scratch else None, threads, 1, 0, seconds,
-                           scalars=self._operator.given_scalars(workload, inputs))
+                           late=late, scalars=self._operator.given_scalars(workload, inputs))
         if isinstance(elapsed, Failure):
             return elapsed
         if (failure := self._trespass(forms, places, scratch, inputs, fence)) is not None:

@@ -73,6 +73,7 @@ struct Control {
     double scalars[max_scalars];
     TensorCommand tensor[max_tensors];
     int32_t staggered;  // threads begin each call at moments of their own
+    int32_t late;       // one more than the thread that begins each call when the others are through; 0: none
     int64_t step;       // not known to a candidate: which copy the next call will read is not to be told from this one's
 };
 
