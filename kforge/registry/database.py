@@ -21,9 +21,11 @@ from sqlalchemy.orm import Session
 from kforge.core.drafts import sweep
 from kforge.core.errors import KforgeError, sentence_of
 from kforge.core.kernel import KernelRecord, KernelState, Settled
+from kforge.core.lesson import Evidence, Lesson, Subject
 from kforge.core.paths import registry_path, store_path
 from kforge.core.trial import Trial
 from kforge.core.workload import Attr, Problem, attrs
+from kforge.registry import lessons
 from kforge.registry.advice import advice
 from kforge.registry.schema import EventRow, KernelRow, RunRow, SettledRow, TrialRow
 from kforge.registry.snapshot import Snapshot, read
@@ -253,6 +255,17 @@ class Registry:
                 )
             )
 
+    def learn(self, subject: Subject, evidence: Evidence) -> int:
+        """Keep what an idea came to, and return the number of the lesson that it speaks for or against."""
+        with self._session() as session:
+            return lessons.add(session, subject, evidence, now())
+
+    def remove_lesson(self, number: int, reason: str) -> None:
+        """Its history stays. Raises KforgeError where there is no such lesson."""
+        with self._session() as session:
+            if not lessons.remove(session, number, reason, now()):
+                raise KforgeError(f"there is no lesson {number} in {self.name}; see: kforge lessons list")
+
     @contextmanager
     def tuning_lock(self, what: str = "tune") -> Iterator[None]:
         """Held while measuring, because two tunes on one machine would only measure each other, and while files are
@@ -308,6 +321,18 @@ class Registry:
                 .limit(limit)
             )
             return [Tried(r.template, attrs(r.params)) for r in rows]
+
+    def trial_numbers(self, run: str, template: str, limit: int = 6) -> tuple[int, ...]:
+        """Trials of a run's template, the fastest first, then those that failed."""
+        with self._session(reads=True) as session:
+            rows = select(TrialRow.id).where(TrialRow.run == run, TrialRow.template == template)
+            order = rows.order_by(TrialRow.seconds.is_(None), TrialRow.seconds, TrialRow.id)
+            return tuple(session.execute(order.limit(limit)).scalars())
+
+    def lessons(self) -> list[Lesson]:
+        """By number, those removed included."""
+        with self._session(reads=True) as session:
+            return lessons.everything(session)
 
     def events(self, kernel_id: int) -> list[EventRow]:
         with self._session(reads=True) as session:

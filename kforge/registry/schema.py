@@ -104,3 +104,30 @@ class SettledRow(Base):
     templates: Mapped[str] = mapped_column(String)  # hash over the templates that competed
     run: Mapped[str] = mapped_column(ForeignKey("run.id"))
     created: Mapped[str] = mapped_column(String)
+
+
+class LessonRow(Base):
+    """What a move against a bottleneck is about; what it came to is in its events."""
+
+    __tablename__ = "lesson"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    operator: Mapped[str] = mapped_column(String)
+    backend: Mapped[str] = mapped_column(String)
+    family: Mapped[str] = mapped_column(String)
+    bottleneck: Mapped[str] = mapped_column(String)
+    move: Mapped[str] = mapped_column(String)
+    created: Mapped[str] = mapped_column(String)
+
+
+class LessonEventRow(Base):
+    """An outcome that speaks for or against a lesson, or its removal. The last one of an idea is what it came to."""
+
+    __tablename__ = "lesson_event"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    lesson: Mapped[int] = mapped_column(ForeignKey("lesson.id"), index=True)
+    kind: Mapped[str] = mapped_column(String)  # what was found, or "removed"
+    run: Mapped[str | None] = mapped_column(ForeignKey("run.id"))
+    idea: Mapped[str] = mapped_column(String, default="")
+    evidence: Mapped[dict] = mapped_column(JSON, default=dict)
+    created: Mapped[str] = mapped_column(String)
+    __table_args__ = (Index("lesson_event_by_idea", "run", "idea"),)
