@@ -28,6 +28,7 @@ VERBS = {
     "runs": Verb("kforge.cli.runs", "app", "List, show and report tuning runs."),
     "lookup": Verb("kforge.cli.lookup", "lookup", "Which kernel serves an operator at given axes, and why."),
     "kernels": Verb("kforge.cli.kernels", "app", "The kernel database: list, show, verify, rm, gc."),
+    "lessons": Verb("kforge.cli.lessons", "app", "What models' ideas came to, over runs: list, show, rm, export."),
     "try": Verb("kforge.cli.try_kernel", "try_kernel", "Build, check, time and compare a kernel of your own."),
     "zoo": Verb("kforge.cli.zoo", "zoo", "Every known cheat against this machine's gates."),
     "judge": Verb("kforge.cli.judge", "app", "Measure the judge: how often it errs on this machine."),
