@@ -232,6 +232,30 @@ class KernelHistory(Answer):
     source: str
 
 
+class LessonFacts(Answer):
+    """What a move against a bottleneck came to. ``standing``: held, demoted (as many outcomes speak against it) or open
+    (nothing is decided). ``says``: gain, no_gain, failed or open. ``family``: the kind of target it was measured on.
+    ``told``: the same with the outcomes that it rests on."""
+
+    number: int
+    standing: str
+    says: str
+    supports: int
+    contradictions: int
+    operator: str
+    backend: str
+    family: str
+    bottleneck: str
+    told: str
+
+
+class Lessons(Answer):
+    """``left_out``: how many more there are."""
+
+    lessons: list[LessonFacts]
+    left_out: int
+
+
 class TuningRun(Answer):
     run: str
     model: str = ""

@@ -102,6 +102,11 @@ class Reading:
         """One registry kernel: provenance, history, source."""
         return await self._desk.read(lambda: records.kernel(name))
 
+    async def list_lessons(self, operator: args.AnyOperator = "") -> known.Lessons:
+        """What earlier ideas for an operator came to on what was measured: the move, the bottleneck that it went
+        against, what speaks for it and against it. Those that hold come first, the best supported of them first."""
+        return await self._desk.read(lambda: records.lessons(operator))
+
     async def list_tuning_runs(self) -> known.TuningRuns:
         """Tuning runs (kforge tune) below this server's runs folder, the newest first."""
         return await self._desk.read(lambda: records.tuning_runs(self._desk.runs_dir))

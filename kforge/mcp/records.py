@@ -7,19 +7,23 @@ from pathlib import Path
 
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord
+from kforge.core.lesson import Lesson, Standing
 from kforge.core.target import Target
 from kforge.core.workload import Attr
 from kforge.mcp import known
 from kforge.mcp.failures import bad_input
 from kforge.operators.axes import USUAL
+from kforge.registry import lesson_text
 from kforge.registry.ask import ask, open_snapshot
 from kforge.registry.database import Registry
 from kforge.registry.naming import kernel_named
+from kforge.registry.relevance import by_support
 from kforge.tuner.report import failure_rows, problem_rows, verdict_rows
 from kforge.tuner.report_text import told
 from kforge.tuner.run_view import runs_in, view_of
 
 _MOST_KERNELS = 100
+_MOST_LESSONS = 50
 _MOST_RUNS = 100
 _MOST_VERDICTS = 50
 
@@ -75,6 +79,35 @@ def _kernel(k: KernelRecord) -> known.KernelFacts:
         proposer=k.proposer,
         run=k.run,
         created=k.created,
+    )
+
+
+def lessons(operator: str) -> known.Lessons:
+    """Those that are held first, the best supported of them first."""
+    with Registry.open() as registry:
+        found = [
+            lesson
+            for lesson in by_support(registry.lessons())
+            if operator in ("", lesson.subject.operator) and lesson.standing is not Standing.REMOVED
+        ]
+    return known.Lessons(
+        lessons=[_lesson(lesson) for lesson in found[:_MOST_LESSONS]], left_out=max(len(found) - _MOST_LESSONS, 0)
+    )
+
+
+def _lesson(lesson: Lesson) -> known.LessonFacts:
+    about = lesson.subject
+    return known.LessonFacts(
+        number=lesson.id,
+        standing=lesson.standing.value,
+        says=lesson.claim.value,
+        supports=lesson.supports,
+        contradictions=lesson.contradictions,
+        operator=about.operator,
+        backend=about.backend,
+        family=about.family,
+        bottleneck=about.bottleneck,
+        told=lesson_text.told(lesson),
     )
 
 

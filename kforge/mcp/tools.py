@@ -51,6 +51,7 @@ def tools_of(desk: Desk) -> list[Tool]:
             reading.lookup,
             reading.list_kernels,
             reading.show_kernel,
+            reading.list_lessons,
             reading.list_tuning_runs,
             reading.read_report,
         )
