@@ -102,9 +102,10 @@ def plan_cases(operator: Operator, workload: Workload, seed: int, budget: int = 
 
 
 def _rows(workload: Workload) -> int:
-    """Rows that have a distribution each with ``ROWS``: sequences of attention, tokens elsewhere."""
+    """Rows that have a distribution each with ``ROWS``: sequences of attention, tokens elsewhere, the batch of what was
+    imported."""
     axes = workload.axes
-    return next(axes[name] for name in ("S", "M", "R", "T") if name in axes)
+    return next(axes[name] for name in ("S", "M", "R", "T", "B") if name in axes)
 
 
 class Answers:

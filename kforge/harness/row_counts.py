@@ -18,7 +18,7 @@ from kforge.core.workload import Workload
 from kforge.harness.cases import Answer, Case, operations, solve
 from kforge.harness.check import check_case
 from kforge.harness.process import Process
-from kforge.operators.base import Bound, Distribution, Operator
+from kforge.operators.base import Distribution, Operator
 
 _KINDS = len(Distribution) - 1  # rows of the large call, at least: of every distribution
 _OPERATIONS = 1_000_000_000  # of the large call, beyond that many rows
@@ -77,5 +77,5 @@ def _of_rows(answer: Answer, inputs: Mapping[str, np.ndarray], rows: np.ndarray)
     if answer.bits is not None and answer.bits_rows is None:
         return Answer(inputs, {name: bits[rows] for name, bits in answer.bits.items()}, None)
     assert answer.bounds is not None and answer.bound_rows is None
-    bounds = {name: Bound(bound.reference[rows], bound.bound[rows]) for name, bound in answer.bounds.items()}
+    bounds = {name: bound.rows(rows) for name, bound in answer.bounds.items()}
     return Answer(inputs, None, bounds)

@@ -42,7 +42,8 @@ def _mismatch(
 def beyond_bound(name: str, dtype: DType, value: np.ndarray, bound: Bound) -> Mismatch | float:
     """Worst |value - reference| over the bound (at most 1), or the first element beyond it.
 
-    A reference of NaN asks for NaN, an infinite one for the same infinity; elsewhere the value must be finite.
+    A reference of NaN asks for NaN, an infinite one for the same infinity; elsewhere the value must be finite, unless
+    the bound is free there.
     """
     got = widen(value, dtype)
     finite = np.isfinite(bound.reference)
@@ -53,6 +54,9 @@ def beyond_bound(name: str, dtype: DType, value: np.ndarray, bound: Bound) -> Mi
         error <= bound.bound,  # false for a NaN or an infinity
         (got == bound.reference) | (np.isnan(got) & np.isnan(bound.reference)),
     )
+    if bound.free is not None:
+        right |= bound.free
+        error = np.where(bound.free, 0.0, error)
     if not right.all():
         return _mismatch(name, ~right, got, bound.reference, bound.bound)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from kforge.core.errors import KforgeError
 from kforge.core.workload import Attr, Problem, Workload
-from kforge.operators import get, names
+from kforge.operators import get, imported_names, names
 
 # What an operator is when a question does not say: kforge's own choice for quantised weights.
 USUAL: dict[str, dict[str, Attr]] = {
@@ -23,9 +23,10 @@ def workload_of(operator: str, axes: Mapping[str, Attr], rows: Callable[[Problem
 
     Raises KforgeError that names the operator or axis that is unknown, missing or impossible.
     """
-    if operator not in names():
-        raise KforgeError(f"there is no operator {operator!r}; there are {', '.join(names())}")
+    if operator not in (known := (*names(), *imported_names())):
+        raise KforgeError(f"there is no operator {operator!r}; there are {', '.join(known)}")
     contract = get(operator)
+    axes = {**contract.usual, **axes}
     known = (*contract.static_axes, *contract.dynamic_axes)
     if unknown := [n for n in axes if n not in known]:
         raise KforgeError(f"{operator} has no axis {', '.join(unknown)}; it has {', '.join(known)}")

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from kforge.core.dtypes import DType
 from kforge.core.layout import Layout
-from kforge.core.workload import Problem, Workload
+from kforge.core.workload import Attr, Problem, Workload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,10 +74,16 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Bound:
-    """An output's float64 reference and the largest error allowed, per element (same shape)."""
+    """An output's float64 reference and the largest error allowed, per element (same shape). ``free``: elements of
+    which nothing is known, where any value is right, an infinity or NaN too; None where there are none."""
 
     reference: np.ndarray
     bound: np.ndarray
+    free: np.ndarray | None = None
+
+    def rows(self, rows: np.ndarray) -> Bound:
+        """That of these rows (int64) of the first axis."""
+        return Bound(self.reference[rows], self.bound[rows], None if self.free is None else self.free[rows])
 
 
 @dataclass(frozen=True)
@@ -103,12 +110,13 @@ class Part:
 class Operator(ABC):
     """A mathematical function with a contract. Instances are stateless; get them with ``kforge.operators.get``."""
 
-    name: ClassVar[str]
+    name: str
     version: ClassVar[int] = 1
     static_axes: ClassVar[tuple[str, ...]]
     dynamic_axes: ClassVar[tuple[str, ...]]  # the order in kf_launch.axes
     scalar_names: ClassVar[tuple[str, ...]] = ()
-    row_axis: ClassVar[str] = ""  # the dynamic axis that counts rows independent of one another, where there is one
+    usual: Mapping[str, Attr] = MappingProxyType({})  # axes where a question does not say
+    row_axis: str = ""  # the dynamic axis that counts rows independent of one another, where there is one
 
     @abstractmethod
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:

@@ -110,7 +110,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Graph:
-    """``outputs``: names of the values that the function returns, at least one. Steps stand in an order of evaluation."""
+    """``outputs``: names of the values that it returns, one or more. Steps stand in an order of evaluation."""
 
     given: tuple[Given, ...]
     steps: tuple[Step, ...]
@@ -119,7 +119,8 @@ class Graph:
 
     def __post_init__(self) -> None:
         shapes: dict[str, Shape] = {}
-        for value in (*self.given, *self.steps):
+        values: tuple[Given | Step, ...] = (*self.given, *self.steps)
+        for value in values:
             if value.name in shapes:
                 raise GraphError(f"{value.name} is defined twice")
             if isinstance(value, Step):
@@ -142,7 +143,8 @@ class Graph:
     def hash(self) -> str:
         """A name of the function's identity, renaming of values aside. It begins with a letter: in a key, digits alone
         would be read as a number."""
-        number = {value.name: i for i, value in enumerate((*self.given, *self.steps))}
+        values: tuple[Given | Step, ...] = (*self.given, *self.steps)
+        number = {value.name: i for i, value in enumerate(values)}
         digits = stable_hash([
             [[list(g.shape), g.kind.value] for g in self.given],
             [[s.op.value, [number[n] for n in s.inputs], list(s.shape), s.value, list(s.dims), list(s.bounds)]
@@ -193,6 +195,8 @@ def result_shape(step: Step, inputs: list[Shape]) -> Shape:
         return (*first[:dim], stop - start, *first[dim + 1:])
     if op is Op.CONCAT:
         (dim,) = step.dims
+        if any(len(shape) != len(first) for shape in inputs):
+            raise GraphError(f"{name} = concat of {inputs}")
         rest = {(*shape[:dim], *shape[dim + 1:]) for shape in inputs}
         extents = [shape[dim] for shape in inputs]
         if len(rest) != 1 or not all(isinstance(extent, int) for extent in extents):
