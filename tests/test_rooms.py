@@ -20,6 +20,7 @@ FLOORS = {
     "harness": 2,
     "registry": 2,
     "engine": 3,
+    "importing": 3,
     "tuner": 4,
     "agent": 4,
     "mcp": 5,

@@ -29,6 +29,7 @@ VERBS = {
     "lookup": Verb("kforge.cli.lookup", "lookup", "Which kernel serves an operator at given axes, and why."),
     "kernels": Verb("kforge.cli.kernels", "app", "The kernel database: list, show, verify, rm, gc."),
     "lessons": Verb("kforge.cli.lessons", "app", "What models' ideas came to, over runs: list, show, rm, export."),
+    "operator": Verb("kforge.cli.operator", "app", "Operators made of functions from outside: import, list, show, rm."),
     "try": Verb("kforge.cli.try_kernel", "try_kernel", "Build, check, time and compare a kernel of your own."),
     "zoo": Verb("kforge.cli.zoo", "zoo", "Every known cheat against this machine's gates."),
     "judge": Verb("kforge.cli.judge", "app", "Measure the judge: how often it errs on this machine."),

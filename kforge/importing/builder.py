@@ -1,0 +1,133 @@
+"""Graphs built step by step, shapes along the way. Knows no torch."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kforge.importing.failures import NotDynamic, Unsupported
+from kforge.operators.graph import AXIS, Extent, Given, Graph, GraphError, Op, Shape, Step, result_shape
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is given, or the outcome of a step."""
+
+    name: str
+    shape: Shape
+
+
+Operand = Value | float
+
+
+class Builder:
+    """``make`` adds a step, or finds the same one; what nothing uses is left out in the end."""
+
+    def __init__(self) -> None:
+        self._given: list[Given] = []
+        self._steps: list[Step] = []
+        self._numbers: dict[float, Value] = {}
+        self._made: dict[tuple[object, ...], Value] = {}
+
+    def give(self, given: Given) -> Value:
+        self._given.append(given)
+        return Value(given.name, given.shape)
+
+    def number(self, value: float) -> Value:
+        """A constant, rounded to float32 as torch's kernels round theirs."""
+        try:
+            (rounded,) = struct.unpack("f", struct.pack("f", value))
+        except OverflowError:
+            raise Unsupported(f"the constant {value!r} is beyond float32's range") from None
+        if math.isnan(rounded):
+            raise Unsupported("it uses the constant NaN")
+        if rounded not in self._numbers:
+            self._numbers[rounded] = self._add(Step(self._name(), Op.SCALAR, (), (), value=rounded))
+        return self._numbers[rounded]
+
+    def value(self, operand: Operand) -> Value:
+        return operand if isinstance(operand, Value) else self.number(float(operand))
+
+    def make(self, op: Op, *operands: Operand, dims: Iterable[int] = (), bounds: tuple[int, int] = (0, 0),
+             shape: Shape = ()) -> Value:
+        """``shape``: of RESHAPE and BROADCAST; of all others it follows. Raises NotDynamic where only B stands in the
+        way, Unsupported where the step is impossible."""
+        values = [self.value(operand) for operand in operands]
+        step = Step(self._name(), op, tuple(v.name for v in values), shape, dims=tuple(dims), bounds=bounds)
+        key = (op, step.inputs, shape, step.dims, bounds)
+        if key in self._made:
+            return self._made[key]
+        try:
+            made = result_shape(step, [v.shape for v in values])
+        except (GraphError, ValueError) as error:
+            if any(AXIS in v.shape for v in values):
+                raise NotDynamic(str(error)) from None
+            raise Unsupported(str(error)) from None
+        self._made[key] = self._add(Step(step.name, op, step.inputs, made, dims=step.dims, bounds=bounds))
+        return self._made[key]
+
+    def reshape(self, x: Value, shape: Shape) -> Value:
+        return x if x.shape == shape else self.make(Op.RESHAPE, x, shape=shape)
+
+    def broadcast(self, x: Value, shape: Shape) -> Value:
+        return x if x.shape == shape else self.make(Op.BROADCAST, x, shape=shape)
+
+    def permute(self, x: Value, dims: Iterable[int]) -> Value:
+        order = tuple(dims)
+        return x if order == tuple(range(len(x.shape))) else self.make(Op.PERMUTE, x, dims=order)
+
+    def reduce(self, op: Op, x: Value, dims: Iterable[int] | int | None, keep: bool = False) -> Value:
+        """Over ``dims``, all when None or empty; they go unless ``keep``."""
+        over = axes(x, dims)
+        if not over:
+            return x
+        made = self.make(op, x, dims=over)
+        return made if keep else self.reshape(made, tuple(e for i, e in enumerate(x.shape) if i not in over))
+
+    def graph(self, outputs: list[Value]) -> Graph:
+        """Of what the outputs depend on; arguments that they don't are left out too."""
+        needed = {value.name for value in outputs}
+        steps = []
+        for step in reversed(self._steps):
+            if step.name in needed:
+                steps.append(step)
+                needed.update(step.inputs)
+        given = tuple(g for g in self._given if g.name in needed)
+        return Graph(given, tuple(reversed(steps)), tuple(value.name for value in outputs))
+
+    def _name(self) -> str:
+        return f"v{len(self._steps)}"
+
+    def _add(self, step: Step) -> Value:
+        self._steps.append(step)
+        return Value(step.name, step.shape)
+
+
+def axes(x: Value, dims: Iterable[int] | int | None) -> tuple[int, ...]:
+    """Dimensions of ``x`` in order, counted from its beginning."""
+    rank = len(x.shape)
+    wanted = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    return tuple(sorted({axis(x, dim) for dim in wanted})) if rank else ()
+
+
+def axis(x: Value, dim: int) -> int:
+    rank = max(len(x.shape), 1)
+    if not -rank <= dim < rank:
+        raise Unsupported(f"there is no dimension {dim} in the shape {x.shape}")
+    return dim % rank
+
+
+def count(x: Value, dims: Iterable[int] | int | None) -> int:
+    """Elements along these dimensions. Raises NotDynamic where B is among them."""
+    total = 1
+    for dim in axes(x, dims):
+        total *= fixed(x.shape[dim])
+    return total
+
+
+def fixed(extent: Extent) -> int:
+    if not isinstance(extent, int):
+        raise NotDynamic("the number of rows is a factor")
+    return extent
