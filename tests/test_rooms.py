@@ -23,6 +23,7 @@ FLOORS = {
     "importing": 3,
     "tuner": 4,
     "agent": 4,
+    "interchange": 4,
     "mcp": 5,
     "cli": 6,
 }

@@ -31,6 +31,7 @@ VERBS = {
     "lessons": Verb("kforge.cli.lessons", "app", "What models' ideas came to, over runs: list, show, rm, export."),
     "operator": Verb("kforge.cli.operator", "app", "Operators made of functions from outside: import, list, show, rm."),
     "try": Verb("kforge.cli.try_kernel", "try_kernel", "Build, check, time and compare a kernel of your own."),
+    "flashinfer-bench": Verb("kforge.cli.flashinfer_bench", "app", "FlashInfer-Bench: definitions in, kernels out."),
     "zoo": Verb("kforge.cli.zoo", "zoo", "Every known cheat against this machine's gates."),
     "judge": Verb("kforge.cli.judge", "app", "Measure the judge: how often it errs on this machine."),
     "generate": Verb("kforge.cli.generate", "generate", "Continue a prompt."),

@@ -1,0 +1,1 @@
+"""Other benchmarks' formats: FlashInfer-Bench definitions, workloads, solutions and traces, read and written."""

@@ -1,0 +1,5 @@
+ATTRIBUTES: dict = {}
+
+
+def run(x, index):
+    return x[index.long()]

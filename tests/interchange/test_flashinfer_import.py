@@ -1,0 +1,235 @@
+"""What of FlashInfer-Bench comes in: by signature and by what the reference computes, asked in the sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fib_definitions as fib
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from kforge.core.errors import KforgeError
+from kforge.core.workload import Problem
+from kforge.interchange import agreement
+from kforge.interchange.dataset import read
+from kforge.interchange.definitions import Adopted, Imported, Kind, Placed, bring_in
+
+LINEAR = {"K": 512, "N": 640, "act": "f32", "epilogue": "none", "rows": 32}
+HEADS = {"Hq": 4, "Hkv": 2, "D": 32, "kv": "bf16"}
+MAPS = {
+    "norm": Problem.of("rms_norm", H=2048, residual=0),
+    "norm_eps": Problem.of("rms_norm", H=2048, residual=0),
+    "add_norm": Problem.of("rms_norm", H=2048, residual=1),
+    "add_norm_both": Problem.of("rms_norm", H=2048, residual=1),
+    "gemm": Problem.of("linear", weight="f16", bias=0, **LINEAR),
+    "gemm_bias": Problem.of("linear", weight="f32", bias=1, **LINEAR),
+    "swiglu": Problem.of("silu_mul", I=96),
+    "embed": Problem.of("embedding", V=500, H=128, weight="bf16", rows=32),
+    "gather": Problem.of("gather_rows", H=128),
+    "argmax": Problem.of("argmax", V=1000),
+    "decode_ps1": Problem.of("paged_attention", P=16, **HEADS),
+    "decode_ps64": Problem.of("paged_attention", P=64, **HEADS),
+    "prefill_ps16": Problem.of("paged_attention", P=16, **HEADS),
+    "ragged": Problem.of("paged_attention", P=16, **HEADS),
+}
+WORKLOADS = {
+    "norm": [fib.workload("a", {"tokens": 1}), fib.workload("b", {"tokens": 7}), fib.workload("c", {})],
+    "gather": [fib.workload("a", {"n": 3, "v": 20})],
+    "decode_ps1": [
+        fib.workload("even", {"total_q": 2, "len_indptr": 3, "pages": 90, "num_kv_indices": 80}),
+        fib.workload(
+            "stored",
+            {"total_q": 2, "len_indptr": 3, "pages": 90, "num_kv_indices": 80},
+            kv_indptr={"type": "safetensors", "path": "blob/t.safetensors", "tensor_key": "kv_indptr"},
+        ),
+        fib.workload(
+            "outside",
+            {"total_q": 2, "len_indptr": 3, "pages": 90, "num_kv_indices": 80},
+            kv_indptr={"type": "safetensors", "path": "../t.safetensors", "tensor_key": "kv_indptr"},
+        ),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    documents = [
+        fib.norm("norm"),
+        fib.norm("norm_eps", dtype="float32", eps_input=True),
+        fib.norm("add_norm", dtype="float16", residual=True, eps="3e-5"),
+        fib.norm("add_norm_both", residual=True, both=True),
+        fib.norm("norm_one_more", scale="1 + w"),
+        fib.gemm("gemm"),
+        fib.gemm("gemm_bias", dtype="float32", bias=True),
+        fib.gemm("gemm_not_transposed", b="K N"),
+        fib.gemm("gemm_fp8", dtype="float8_e4m3fn"),
+        fib.swiglu("swiglu"),
+        fib.swiglu("swiglu_up_first", gate_first=False),
+        fib.rows("embed", 500),
+        fib.rows("gather", None, "int32"),
+        fib.argmax("argmax"),
+        fib.attention("decode_ps1", 1),
+        fib.attention("decode_ps64", 64, last=True, lse=False),
+        fib.attention("prefill_ps16", 16, prefill=True),
+        fib.attention("prefill_all", 16, prefill=True, causal=False),
+        fib.attention("ragged", 0, prefill=True),
+        fib.definition("moe", "moe", {"n": None}, {"x": ("n", "float32")}, {"y": ("n", "float32")}, "    return x"),
+        fib.definition(
+            "norm_fails",
+            "rmsnorm",
+            {"n": None, "h": 64},
+            {"x": ("n h", "float32"), "w": ("h", "float32")},
+            {"y": ("n h", "float32")},
+            "    raise ValueError('no such thing')",
+        ),
+    ]
+    folder = fib.write(tmp_path_factory.mktemp("dataset"), documents, WORKLOADS)
+    (folder / "blob").mkdir()
+    save_file({"kv_indptr": np.array([0, 50, 80], np.int32)}, folder / "blob" / "t.safetensors")
+    (folder / "definitions" / "gemm" / "torn.json").write_text('{"name": "torn", ')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(dataset: Path) -> Imported:
+    return bring_in(read(dataset))
+
+
+def placed(found: Imported, name: str) -> Placed:
+    return next(p for p in found.placed if p.definition.name == name)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_definition_whose_reference_agrees_maps_onto_an_operator(found: Imported, name: str) -> None:
+    assert (placed(found, name).kind, placed(found, name).problem) == (Kind.MAPS, MAPS[name]), placed(found, name).notes
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("norm_one_more", "computes another normed than rms_norm"),
+        ("swiglu_up_first", "computes another y than silu_mul"),
+        ("prefill_all", "computes another output than paged_attention"),
+        ("gemm_not_transposed", "transpose of B"),
+        ("gemm_fp8", "floats of 16 or 32 bits"),
+        ("moe", "no operator of the type moe"),
+    ],
+)
+def test_what_does_not_agree_does_not_map_and_says_why(found: Imported, name: str, reason: str) -> None:
+    here = placed(found, name)
+    assert (here.kind, here.problem) == (Kind.NOT, None)
+    assert reason in here.notes[0]
+
+
+def test_a_reference_that_fails_leaves_the_signature_alone_and_says_so(found: Imported) -> None:
+    here = placed(found, "norm_fails")
+    assert here.kind is Kind.SIGNATURE
+    assert "not compared: its reference fails: ValueError: no such thing" in here.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("norm", "eps 1e-06 is given at each call"),
+        ("add_norm", "eps 3e-05 is given at each call"),
+        ("add_norm", "residual becomes hidden + residual, which the definition does not return"),
+        ("norm", "hidden, w widened to float32, which is exact"),
+        ("gemm", "B packed in panels by kforge"),
+        ("decode_ps1", "pages of 1 regrouped into pages of 16 tokens"),
+        ("decode_ps1", "lse is not computed"),
+        ("ragged", "k and v moved into pages of 16 tokens"),
+    ],
+)
+def test_conversions_and_omissions_are_told(found: Imported, name: str, note: str) -> None:
+    assert note in placed(found, name).notes
+
+
+def test_the_constant_of_a_norm_is_found_by_what_the_reference_computes(found: Imported) -> None:
+    assert not any("eps" in note for note in placed(found, "norm_eps").notes)
+
+
+def test_workloads_come_in_at_the_operators_axes(found: Imported) -> None:
+    assert [w.axes for w in placed(found, "norm").workloads] == [{"T": 1}, {"T": 7}]
+    assert placed(found, "norm").refused == ("workload c gives no tokens",)
+    assert [w.axes for w in placed(found, "gather").workloads] == [{"R": 3, "T": 20}]
+
+
+def test_contexts_are_the_stored_ones_or_even_and_never_from_outside_the_dataset(found: Imported) -> None:
+    even = {"T": 2, "S": 2, "B": 3, "pages": 6, "max_context": 40}
+    stored = {"T": 2, "S": 2, "B": 4, "pages": 6, "max_context": 50}
+    assert [w.axes for w in placed(found, "decode_ps1").workloads] == [even, stored]
+
+
+def test_a_broken_file_is_told_and_the_others_come_in(found: Imported) -> None:
+    assert [Path(b.path).name for b in found.broken] == ["torn.json"]
+
+
+def test_what_maps_onto_nothing_may_become_an_operator(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "check", lambda translations: [agreement.Found(t) for t in translations])
+    other = Problem.of("mine", X=1)
+    took = bring_in(read(dataset / "definitions" / "moe"), lambda d, w: Adopted(other, "n"))
+    assert (took.placed[0].kind, took.placed[0].problem) == (Kind.IMPORTED, other)
+    refused = bring_in(read(dataset / "definitions" / "moe"), lambda d, w: "it loops")
+    assert refused.placed[0].notes[1] == "its reference is no operator either: it loops"
+
+
+def test_a_hostile_reference_reaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_SECONDS", 2)
+    secret = tmp_path / "secret"
+    secret.write_text("2" * 5 * 64 * 8)  # as long as the values of y
+    mark = tmp_path / "mark"
+    shapes = ({"n": None, "h": 64}, {"x": ("n h", "float32"), "w": ("h", "float32")}, {"y": ("n h", "float32")})
+    bodies = {
+        "reads": f"    return torch.tensor(float(open({str(secret)!r}).read())) * x",
+        "writes": f"    open({str(mark)!r}, 'w').write('x')\n    return x",
+        "loops": "    while True: pass",
+        "links": "    import os\n"  # the first of the files, so its answers are 0.*
+        f"    os.symlink({str(secret)!r}, '0.0.out')\n    open('0.json', 'w').write('{{}}')\n    os._exit(0)",
+        "short": "    return x[:1]",
+        "text": "    return 'no tensor'",
+    }
+    documents = [fib.definition(name, "rmsnorm", *shapes, body) for name, body in bodies.items()]
+    found = bring_in(read(fib.write(tmp_path / "d", documents)))
+    notes = {p.definition.name: p.notes[-1] for p in found.placed}
+    assert all(p.kind is Kind.SIGNATURE for p in found.placed), notes
+    assert "PermissionError" in notes["reads"] and "PermissionError" in notes["writes"] and not mark.exists()
+    assert "did not come to an end" in notes["loops"]
+    assert "another shape of y" in notes["short"] and "another shape of y" in notes["links"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"axes": {"M": {"type": "var"}}}, "axis K, which is not defined"),
+        ({"reference": "def go(): pass"}, "defines no function run"),
+        ({"reference": "def run(:"}, "no Python"),
+        ({"reference": "x = " + "(" * 5000}, "reference"),
+        ({"outputs": {"A": {"shape": ["M"], "dtype": "float32"}}}, "A is an input and an output"),
+        ({"inputs": {"A": {"shape": ["M"], "dtype": "float31"}}}, "inputs.A.dtype"),
+        ({"name": ""}, "name"),
+    ],
+)
+def test_a_definition_that_breaks_the_schema_is_refused_in_a_sentence(
+    tmp_path: Path, change: dict, reason: str
+) -> None:
+    file = tmp_path / "d.json"
+    file.write_text(json.dumps({**fib.gemm("gemm"), **change}))
+    with pytest.raises(KforgeError, match=reason):
+        read(file)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[1, 2]", b"[" * 100_000, b"", b'"text"'])
+def test_what_is_no_definition_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "d.json"
+    file.write_bytes(content)
+    with pytest.raises(KforgeError, match=r"d\.json"):
+        read(file)
+
+
+def test_a_folder_without_anything_and_no_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(KforgeError, match="holds no FlashInfer-Bench"):
+        read(tmp_path)
+    with pytest.raises(KforgeError, match="there is no"):
+        read(tmp_path / "nowhere")
