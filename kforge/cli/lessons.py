@@ -51,12 +51,12 @@ def list_lessons(
 
     from kforge.cli.tables import folding
 
-    table = folding("no", "standing", "says", "for", "against", "operator", "target", "bottleneck", "move",
-                    right=("no", "for", "against"), title=f"{len(found)} lessons")
+    table = folding("no", "standing", "says", "for", "against", "about", "move", right=("no", "for", "against"),
+                    title=f"{len(found)} lessons")
     for lesson in found:
         about = lesson.subject
         table.add_row(str(lesson.id), lesson.standing, lesson.claim, str(lesson.supports), str(lesson.contradictions),
-                      about.operator, about.family, about.bottleneck, _brief(about.move))
+                      f"{about.operator} on {about.family}", f"{about.bottleneck}: {_brief(about.move)}")
     Console().print(table)
 
 
