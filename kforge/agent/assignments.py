@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ def to_json(job: Assignment, run: Path) -> dict[str, Any]:
 def from_json(data: dict[str, Any], idea: Idea, run: Path) -> Assignment:
     """Raises KforgeError where a template is gone or was edited, or another version wrote it."""
     try:
-        shown = _template(data["shown"], run) if data["shown"] else None
-        known = [_template(one, run) for one in data["known"]]
+        shown = template_of(data["shown"], run) if data["shown"] else None
+        known = [template_of(one, run) for one in data["known"]]
         mend = _mend(data["mend"], run) if data["mend"] else None
         return Assignment(idea, _task(data["task"]), _TARGET.validate_python(data["target"]),
                           data["threads"], shown, known, _SHEET.validate_python(data["sheet"]), mend)
@@ -82,7 +83,8 @@ def _named(template: Template) -> list[str]:
     return [template.path, template.hash]
 
 
-def _template(named: list[str], run: Path) -> Template:
+def template_of(named: Sequence[str], run: Path) -> Template:
+    """The template of this path and hash, as the run kept it. Raises KforgeError."""
     path, wanted = named
     folder = run / FOLDER / wanted
     try:
@@ -94,6 +96,14 @@ def _template(named: list[str], run: Path) -> Template:
     return found
 
 
+def target_of(data: Mapping[str, Any]) -> Target:
+    """Of a job as ``to_json`` wrote it. Raises KforgeError."""
+    try:
+        return _TARGET.validate_python(data["target"])
+    except (KeyError, ValueError) as error:
+        raise KforgeError(f"the job was written by another kforge: {error}") from None
+
+
 def _mend_to_json(mend: Mend) -> dict[str, Any]:
     p = mend.proposal
     return {"id": p.id, "task": p.task, "template": _named(p.template), "parent": p.parent, "bottleneck": p.bottleneck,
@@ -102,6 +112,7 @@ def _mend_to_json(mend: Mend) -> dict[str, Any]:
 
 
 def _mend(data: dict[str, Any], run: Path) -> Mend:
-    proposal = Proposal(data["id"], data["task"], _template(data["template"], run), data["parent"], data["bottleneck"],
-                        data["move"], data["predicted"], data["author"])
+    template = template_of(data["template"], run)
+    proposal = Proposal(data["id"], data["task"], template, data["parent"], data["bottleneck"], data["move"],
+                        data["predicted"], data["author"])
     return Mend(proposal, _FAILURE.validate_python(data["failure"]))

@@ -55,6 +55,7 @@ class Request:
     messages: tuple[Message, ...]
     tool: Tool
     max_tokens: int  # of the answer
+    idea: str = ""  # id of the idea that it is made for: on record, not shown
 
     @property
     def key(self) -> str:

@@ -184,7 +184,8 @@ class _Thinking:
         for attempt in range(2):
             if self.cancel.is_set():
                 return Ending(End.CANCELLED, "the run ends")
-            request = Request(role, parent, ordinal + attempt, system, messages, _TOOLS[role], _TOKENS[role])
+            request = Request(role, parent, ordinal + attempt, system, messages, _TOOLS[role], _TOKENS[role],
+                              self.job.idea.id)
             reply = self.caller.call(request, self.cancel)
             if isinstance(reply, CallFailure):
                 how = End.CANCELLED if reply.kind is CallFailureKind.CANCELLED else End.CALL

@@ -46,8 +46,8 @@ class Transcripts:
         self._lock = threading.Lock()
         self._replies: dict[str, Reply] = {}
         self._last = 0
-        for number, transcript in _load(self._folder):
-            self._last = max(self._last, number)
+        for path, transcript in _load(self._folder):
+            self._last = max(self._last, _number(path))
             self._remember(transcript)
 
     def write(self, transcript: Transcript) -> Path:
@@ -78,13 +78,18 @@ def load(folder: Path) -> list[Transcript]:
 
     Raises KforgeError for a file that cannot be read, or whose request was edited.
     """
+    return [transcript for _, transcript in filed(folder)]
+
+
+def filed(folder: Path) -> list[tuple[Path, Transcript]]:
+    """The same with their files."""
     inside = folder / FOLDER
-    return [transcript for _, transcript in _load(inside if inside.is_dir() else folder)]
+    return list(_load(inside if inside.is_dir() else folder))
 
 
-def _load(folder: Path) -> Iterable[tuple[int, Transcript]]:
+def _load(folder: Path) -> Iterable[tuple[Path, Transcript]]:
     for path in sorted(folder.glob("[0-9]*-*.json"), key=lambda p: (_number(p), p.name)):
-        yield _number(path), _read(path)
+        yield path, _read(path)
 
 
 def _number(path: Path) -> int:
