@@ -70,20 +70,26 @@ def list_runs(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
 
 @app.command()
 def show(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
-    """One run: state, tokens/s, and each problem's gain."""
+    """One run: state, tokens/s, each problem's gain, and the ideas of its models."""
+    from kforge.agent.report.gathering import report_of
+    from kforge.agent.report.summary import to_json
     from kforge.tuner.report import failure_rows, problem_rows
     from kforge.tuner.report_outcomes import engine_states
     from kforge.tuner.report_text import told
     from kforge.tuner.run_view import view_of
 
     view = view_of(find(run, runs_dir))
+    ideas = report_of(view)
     if as_json:
         problems = [vars(p) for p in problem_rows(view)]
         more = {"failures": dict(view.failures), "problems": problems, "engine": engine_states(view)}
+        if ideas is not None:
+            more["agent"] = to_json(ideas)
         print(json.dumps({**_brief(view), **more}, indent=1))
         return
     from rich.console import Console
 
+    from kforge.cli.run_ideas import idea_lines, idea_trees
     from kforge.cli.run_tables import engine_lines, problem_table
 
     for line in told(view):
@@ -94,6 +100,11 @@ def show(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> N
         print(f"  {line}")
     for row in failure_rows(view):
         print(f"  {row.count} failed ({row.kind}): {row.reasons[0]}")
+    if ideas is not None:
+        for line in idea_lines(ideas):
+            print(f"  {line}")
+        for tree in idea_trees(ideas):
+            Console().print(tree)
 
 
 @app.command()
@@ -105,14 +116,18 @@ def report(
     runs_dir: RunsDir = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained HTML file: tokens/s, roofline, convergence, gains, failures, verdicts, layouts."""
+    """Write one self-contained HTML file: tokens/s, gains, roofline, convergence, verdicts, failures; of models the
+    tree of ideas, what was said beside what was measured, what changed and what it cost."""
+    from kforge.agent.report.gathering import report_of
+    from kforge.agent.report.section import section
     from kforge.tuner.report import write_report
     from kforge.tuner.report_text import unmeasured
     from kforge.tuner.run_view import view_of
 
     path = find(run, runs_dir)
     view = view_of(path)
-    file = write_report(view, out or path / "report.html")
+    ideas = report_of(view)
+    file = write_report(view, out or path / "report.html", [section(ideas)] if ideas else [])
     if as_json:
         print(json.dumps({**_brief(view), "file": str(file)}, indent=1))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,8 +89,19 @@ class Panel:
     plot: Markup
 
 
-def render(run: RunView) -> str:
-    """The HTML of a run's report."""
+@dataclass(frozen=True)
+class Section:
+    """What another room tells of the run. ``style``: CSS that only it needs; ``sources``: the files that it is made
+    from, for the last line of the page."""
+
+    heading: str
+    body: Markup
+    style: str
+    sources: str
+
+
+def render(run: RunView, sections: Sequence[Section] = ()) -> str:
+    """The HTML of a run's report, with what other rooms have to tell."""
     from kforge.tuner import report_figures as figures
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -121,6 +133,7 @@ def render(run: RunView) -> str:
         unmeasured=unmeasured(run),
         plotly=drawn.library(),
         failed=sum(run.failures.values()),
+        sections=sections,
     )
 
 
@@ -237,11 +250,11 @@ class _Plots:
         return Markup(get_plotlyjs())
 
 
-def write_report(run: RunView, out: Path) -> Path:
+def write_report(run: RunView, out: Path, sections: Sequence[Section] = ()) -> Path:
     """Writes the report; raises KforgeError when the file cannot be written."""
     from kforge.core.errors import KforgeError
 
-    text = render(run)
+    text = render(run, sections)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

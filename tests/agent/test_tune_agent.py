@@ -78,5 +78,8 @@ def test_a_model_proposes_what_is_measured_and_the_run_is_thought_again(tiny: Pa
     assert len(server.asked) == 2  # the third call would have been beyond --max-calls
     for file in [f for f in run.rglob("*") if f.is_file()]:
         assert KEY.encode() not in file.read_bytes()
+    assert kforge(tmp_path, "runs", "report", run.name).returncode == 0
+    page = (run / "report.html").read_text()
+    assert KEY not in page and "six in flight" in page
     again = kforge(tmp_path, "runs", "replay", run.name)
     assert again.returncode == 0 and "2 prompts, 0 differ" in again.stdout, again.stdout + again.stderr
