@@ -165,6 +165,11 @@ def _print(target: Target) -> None:
     for threads, peak in target.bandwidth:
         what = f"memory read, {threads} thread{'s' if threads > 1 else ''}"
         table.add_row(what, f"{peak.value / 1e9:.1f} GB/s", *_origin(peak))
+    for level in target.levels:
+        if level.name != "memory":  # which stands above
+            table.add_row(f"{level.name} read, one core", f"{level.read.value / 1e9:.1f} GB/s", *_origin(level.read))
+        table.add_row(f"{level.name} load, one after another", f"{1e9 * level.latency.value:.1f} ns",
+                      *_origin(level.latency))
     for name, peak in target.peaks:
         table.add_row(f"{name}, all cores", f"{peak.value / 1e9:.0f} Gop/s", *_origin(peak))
     console.print(table if table.row_count else "  no figures yet: kforge target probe measures them")

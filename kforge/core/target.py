@@ -32,6 +32,15 @@ class Cache:
 
 
 @dataclass(frozen=True)
+class Level:
+    """What one core alone gets from a level of its memory, "L1", "L2", ... or "memory"."""
+
+    name: str
+    read: Peak  # bytes/s of sequential loads
+    latency: Peak  # seconds of a load whose address is what the load before it brought
+
+
+@dataclass(frozen=True)
 class Target:
     """What kernels are built for and rooflines are drawn from.
 
@@ -51,6 +60,7 @@ class Target:
     bandwidth: tuple[tuple[int, Peak], ...]
     peaks: tuple[tuple[str, Peak], ...]
     compilers: tuple[Compiler, ...] = ()
+    levels: tuple[Level, ...] = ()  # the nearest first; none where nobody measured them
 
     @property
     def identity(self) -> str:

@@ -58,6 +58,12 @@ class Table:
             raise self._wrong(field, f"a list of tables ([[{field}]])", value)
         return [Table(self._file, f"{self._where}{field}[{i}].", item) for i, item in enumerate(value)]
 
+    def table(self, field: str) -> Table:
+        value = self._take(field)
+        if not isinstance(value, dict):
+            raise self._wrong(field, "a table", value)
+        return Table(self._file, f"{self._where}{field}.", value)
+
     def named_tables(self, field: str) -> list[tuple[str, Table]]:
         value = self._take(field)
         if not isinstance(value, dict) or not all(isinstance(item, dict) for item in value.values()):

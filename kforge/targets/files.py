@@ -10,7 +10,7 @@ from typing import Any
 from kforge.core.drafts import write_whole
 from kforge.core.errors import KforgeError
 from kforge.core.paths import data_dir, require_plain, shipped
-from kforge.core.target import Cache, Compiler, Peak, Target
+from kforge.core.target import Cache, Compiler, Level, Peak, Target
 from kforge.targets.fields import Table
 
 _HOST = "host"
@@ -112,7 +112,8 @@ def _from_toml(table: Table) -> Target:
         caches=tuple(_cache(t) for t in table.tables("caches")),
         bandwidth=tuple(sorted(bandwidth, key=lambda pair: pair[0])),
         peaks=tuple((name, _peak(t)) for name, t in table.named_tables("peaks")),
-        compilers=tuple(_compiler(t) for t in table.tables("compilers", required=False)))
+        compilers=tuple(_compiler(t) for t in table.tables("compilers", required=False)),
+        levels=tuple(_level(t) for t in table.tables("levels", required=False)))
     table.no_more()
     return target
 
@@ -129,6 +130,12 @@ def _peak(table: Table) -> Peak:
     return peak
 
 
+def _level(table: Table) -> Level:
+    level = Level(table.text("name"), _peak(table.table("read")), _peak(table.table("latency")))
+    table.no_more()
+    return level
+
+
 def _compiler(table: Table) -> Compiler:
     compiler = Compiler(table.text("path"), table.text("name"), table.text("version"))
     table.no_more()
@@ -139,7 +146,7 @@ def _as_toml(target: Target) -> dict[str, Any]:
     def peak(value: Peak) -> dict[str, Any]:
         return {"value": value.value, "spread": round(value.spread, 4), "source": value.source}
 
-    return {
+    document: dict[str, Any] = {
         "name": target.name, "kind": target.kind, "vendor": target.vendor, "model": target.model, "arch": target.arch,
         "features": list(target.features), "cores": target.cores, "memory_bytes": target.memory_bytes,
         "caches": [{"level": c.level, "bytes": c.bytes, "shared_by": c.shared_by, "line": c.line}
@@ -148,3 +155,7 @@ def _as_toml(target: Target) -> dict[str, Any]:
         "peaks": {name: peak(value) for name, value in target.peaks},
         "compilers": [{"path": c.path, "name": c.name, "version": c.version} for c in target.compilers],
     }
+    if target.levels:
+        document["levels"] = [{"name": level.name, "read": peak(level.read), "latency": peak(level.latency)}
+                              for level in target.levels]
+    return document

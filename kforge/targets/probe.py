@@ -1,4 +1,4 @@
-"""Measures what this machine reaches: memory reads and arithmetic.
+"""Measures what this machine reaches: memory reads, caches and arithmetic.
 
 Each measurement stands alone, because the bandwidth of a shared machine can change by half between minutes: measure it
 beside whatever is held against it.
@@ -10,19 +10,21 @@ import ctypes
 import functools
 import statistics
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from kforge.core.errors import KforgeError
 from kforge.core.summary import Summary
-from kforge.core.target import Peak, Target
+from kforge.core.target import Level, Peak, Target
 from kforge.native import build_library, find_compilers, source_dir
 from kforge.targets.cpu import CpuFacts, read_cpu
 
 PEAKS = ("fp32_fma", "bf16_dot", "int8_dot")
 _CAPACITY = 1024
 _UNDISTURBED = 0.95
+_READ_STEP = 256  # bytes: what native readers read a multiple of
+_MOST_CHAINED = 512 << 20  # bytes of a chain of loads: making one touches every line in a random order
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,41 @@ def measure_bandwidth(threads: int, seconds: float = 0.2) -> Peak:
         return probe.measure(seconds)
 
 
+def measure_levels(facts: CpuFacts, memory_read: Peak, seconds: float = 0.1) -> tuple[Level, ...]:
+    """Each cache and the memory as one core alone sees them; medians of samples of a fraction of a millisecond.
+
+    Reads go over three quarters of a cache, or eight times the next smaller one where that is less: an outer cache may
+    be shared with others. ``memory_read``: what one thread reads from memory. Raises KforgeError without memory.
+    """
+    loops = loops_for("read", facts.features)[:2]
+    found: list[Level] = []
+    inner = 0
+    for cache in facts.caches:
+        block = min(cache.bytes * 3 // 4, 8 * inner or cache.bytes) // _READ_STEP * _READ_STEP
+        reads = (Peak(*_middle(functools.partial(_library().kf_probe_block_read, loop.encode(), block), seconds),
+                      f"measured, {loop}") for loop in loops)
+        found.append(Level(f"L{cache.level}", max(reads, key=lambda peak: peak.value),
+                           _latency(block, cache.line, seconds)))
+        inner = cache.bytes
+    line = facts.caches[-1].line if facts.caches else 64
+    return (*found, Level("memory", memory_read, _latency(min(_read_bytes(facts, 1), _MOST_CHAINED), line, seconds)))
+
+
+def _latency(block: int, line: int, seconds: float) -> Peak:
+    ring = functools.partial(_library().kf_probe_latency, block, line)
+    return Peak(*_middle(ring, seconds), "measured, a chain of loads")
+
+
+def _middle(measure: Callable[..., int], seconds: float) -> tuple[float, float]:
+    """Median and spread of a native measurement's samples."""
+    samples = (ctypes.c_double * _CAPACITY)()
+    count = measure(seconds, samples, _CAPACITY)
+    if count < 0:
+        raise KforgeError("cannot get the memory to measure the caches with")
+    summary = Summary.of(samples[:count])
+    return summary.median, summary.spread
+
+
 def thread_counts(cores: int) -> tuple[int, ...]:
     """Thread counts to measure bandwidth at: all up to 4, then doubling, and all cores."""
     counts = [n for n in range(1, min(cores, 4) + 1)]
@@ -136,9 +173,10 @@ def probe(name: str = "host", facts: CpuFacts | None = None) -> Target:
     compilers = find_compilers()
     bandwidth = tuple((n, measure_bandwidth(n)) for n in thread_counts(facts.cores)) if compilers else ()
     peaks = tuple((peak, measure_peak(peak, facts.cores)) for peak in PEAKS) if compilers else ()
+    levels = measure_levels(facts, bandwidth[0][1]) if compilers else ()
     return Target(name=name, kind="cpu", vendor=facts.vendor, model=facts.model, arch=facts.arch,
                   features=facts.features, cores=facts.cores, caches=facts.caches, memory_bytes=facts.memory_bytes,
-                  bandwidth=bandwidth, peaks=peaks, compilers=compilers)
+                  bandwidth=bandwidth, peaks=peaks, compilers=compilers, levels=levels)
 
 
 def _read_bytes(facts: CpuFacts, threads: int) -> int:
@@ -160,4 +198,8 @@ def _library() -> ctypes.CDLL:
     library.kf_probe_memory_use.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     library.kf_probe_memory_delete.argtypes = [ctypes.c_void_p]
     library.kf_probe_memory_read.argtypes = [ctypes.c_void_p, ctypes.c_double, samples, ctypes.c_int32]
+    library.kf_probe_block_read.argtypes = [
+        ctypes.c_char_p, ctypes.c_int64, ctypes.c_double, samples, ctypes.c_int32]
+    library.kf_probe_latency.argtypes = [
+        ctypes.c_int64, ctypes.c_int64, ctypes.c_double, samples, ctypes.c_int32]
     return library

@@ -12,7 +12,7 @@ import pytest
 
 from kforge.core.errors import KforgeError
 from kforge.core.paths import shipped
-from kforge.core.target import Target
+from kforge.core.target import Level, Peak, Target
 from kforge.targets import host, list_targets, load_target, probe, save_target
 from kforge.targets.cpu import KERNEL_FEATURES, read_cpu
 
@@ -50,7 +50,8 @@ def test_curated_targets_are_listed_and_told_apart():
 
 
 def test_a_target_survives_its_file(home):
-    target = dataclasses.replace(load_target("zen4"), name="mine")
+    levels = tuple(Level(name, Peak(9e10, 0.01), Peak(1.25e-9, 0.02)) for name in ("L1", "memory"))
+    target = dataclasses.replace(load_target("zen4"), name="mine", levels=levels)
     assert save_target(target) == home / "targets/mine.toml"
     assert load_target("mine") == target and load_target(home / "targets/mine.toml") == target
     assert "mine" in list_targets()
@@ -76,6 +77,17 @@ BROKEN = {
     "field caches must be a list of tables": ("caches = [", "caches = 3\nother = ["),
     "field features must be a list of texts": ('"abm",', "1,"),
 }
+
+
+@pytest.mark.parametrize(("message", "text"), [
+    ("field levels\\[0\\].latency is missing",
+     "[[levels]]\nname = 'L1'\nread = {value = 1.0, spread = 0.0, source = 'x'}\n"),
+    ("field levels\\[0\\].read must be a table", "[[levels]]\nname = 'L1'\nread = 5\n")])
+def test_a_broken_level_is_named_with_its_field(tmp_path, message, text):
+    path = tmp_path / "broken.toml"
+    path.write_text((shipped("targets") / "zen4.toml").read_text() + text)
+    with pytest.raises(KforgeError, match=f"broken.toml: {message}"):
+        load_target(path)
 
 
 @pytest.mark.parametrize(("message", "change"), BROKEN.items(), ids=range(len(BROKEN)))

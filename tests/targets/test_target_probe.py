@@ -8,7 +8,7 @@ import os
 import pytest
 
 from kforge.core.errors import KforgeError
-from kforge.core.target import Cache
+from kforge.core.target import Cache, Peak
 from kforge.targets.cpu import CpuFacts, read_cpu
 from kforge.targets.probe import (
     PEAKS,
@@ -16,6 +16,7 @@ from kforge.targets.probe import (
     _read_bytes,
     loops_for,
     measure_bandwidth,
+    measure_levels,
     measure_peak,
     probe,
     thread_counts,
@@ -56,6 +57,17 @@ def test_a_bandwidth_probe_measures_again_and_again():
         assert 5e8 < figure.value < 1e12 and figure.source.startswith("measured, read/")
 
 
+def test_caches_and_memory_are_measured_from_one_core():
+    caches = (Cache(1, 32 << 10, 1), Cache(2, 512 << 10, 1))
+    facts = CpuFacts("AMD", "small", "x86_64", FEATURES, 1, caches, 1 << 28)
+    before = os.sched_getaffinity(0)
+    l1, l2, memory = measure_levels(facts, Peak(5e9), seconds=0.02)
+    assert (l1.name, l2.name, memory.name) == ("L1", "L2", "memory")
+    assert l1.read.value > 5e9 and l1.read.source.startswith("measured, read/") and memory.read == Peak(5e9)
+    assert 1e-10 < l1.latency.value < memory.latency.value < 1e-5
+    assert os.sched_getaffinity(0) == before
+
+
 def test_bandwidth_works_with_more_threads_than_cores():
     assert measure_bandwidth(2 * len(os.sched_getaffinity(0)), seconds=0.01).value > 5e8
 
@@ -80,6 +92,7 @@ def test_a_probe_measures_everything():
     assert [n for n, _ in target.bandwidth] == list(thread_counts(target.cores))
     assert [name for name, _ in target.peaks] == list(PEAKS)
     assert target.compilers and target.memory_bytes > 1 << 30
+    assert [level.name for level in target.levels] == [*(f"L{cache.level}" for cache in target.caches), "memory"]
 
 
 @pytest.mark.parametrize(("cores", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 3, 4, 6)),

@@ -1,8 +1,10 @@
-// Measures what a team of threads reaches: arithmetic and memory reads. C functions for ctypes.
+// Measures what a team of threads reaches, arithmetic and memory reads, and one core alone in each cache. C functions for
+// ctypes.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "../memory.h"
@@ -89,6 +91,43 @@ void read_block(void *context, int thread) {
   memory->reader->run(memory->blocks[static_cast<std::size_t>(thread)], memory->block);
 }
 
+// One thread's memory, filled.
+struct Block {
+  explicit Block(int64_t bytes)
+      : size(kforge::huge_bytes(static_cast<std::size_t>(bytes))), data(static_cast<uint8_t *>(kforge::map_huge(size))) {
+    if (data != nullptr) std::memset(data, 1, size);
+  }
+  ~Block() {
+    if (data != nullptr) kforge::unmap_huge(data, size);
+  }
+  Block(const Block &) = delete;
+  Block &operator=(const Block &) = delete;
+
+  const std::size_t size;
+  uint8_t *const data;
+};
+
+// Makes every line of the block hold the address of another, all of them one ring in an order that no prefetcher guesses.
+void tie_into_a_ring(uint8_t *data, std::size_t lines, std::size_t line) {
+  std::vector<uint32_t> next(lines);
+  for (std::size_t i = 0; i < lines; ++i) next[i] = static_cast<uint32_t>(i);
+  uint64_t state = 88172645463325252u;
+  for (std::size_t i = lines - 1; i > 0; --i) {  // Sattolo: a permutation of one cycle
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    std::swap(next[i], next[state % i]);
+  }
+  for (std::size_t i = 0; i < lines; ++i) {
+    const uint8_t *to = data + next[i] * line;
+    std::memcpy(data + i * line, &to, sizeof to);
+  }
+}
+
+const uint8_t *follow(const uint8_t *at, int64_t steps) {
+  for (; steps > 0; --steps) std::memcpy(&at, at, sizeof at);
+  asm volatile("" : "+r"(at));
+  return at;
+}
+
 std::vector<int> cores_for(int32_t threads) { return kforge::default_cores(threads); }
 
 }  // namespace
@@ -146,6 +185,51 @@ int32_t kf_probe_memory_read(void *handle, double seconds, double *samples, int3
   do samples[count++] = bytes / seconds_of(memory->team, read_block, memory);
   while (count < capacity && (count < 3 || kforge::now_ns() < end));
   memory->team.park();
+  return count;
+}
+
+// Bytes/s of one thread that reads the same `bytes` (a multiple of 256) again and again; returns the number of samples, -1
+// when there is no such reader or no memory.
+int32_t kf_probe_block_read(const char *name, int64_t bytes, double seconds, double *samples, int32_t capacity) {
+  const Reader *reader = find_reader(name);
+  if (reader == nullptr) return -1;
+  const kforge::PinnedScope pinned(cores_for(1)[0]);
+  const Block block(bytes);
+  if (block.data == nullptr) return -1;
+  const auto timed = [&](int64_t passes) {
+    const int64_t start = kforge::now_ns();
+    for (int64_t i = 0; i < passes; ++i) reader->run(block.data, static_cast<std::size_t>(bytes));
+    return static_cast<double>(kforge::now_ns() - start) * 1e-9;
+  };
+  int64_t passes = 1;
+  while (timed(passes) < 2e-4) passes *= 2;
+  const int64_t end = kforge::now_ns() + static_cast<int64_t>(seconds * 1e9);
+  int32_t count = 0;
+  do samples[count++] = static_cast<double>(bytes) * static_cast<double>(passes) / timed(passes);
+  while (count < capacity && (count < 5 || kforge::now_ns() < end));
+  return count;
+}
+
+// Seconds of a load whose address is what the load before it brought, over `bytes` in lines of `line` bytes; returns the
+// number of samples, -1 without memory.
+int32_t kf_probe_latency(int64_t bytes, int64_t line, double seconds, double *samples, int32_t capacity) {
+  const kforge::PinnedScope pinned(cores_for(1)[0]);
+  const Block block(bytes);
+  if (block.data == nullptr || bytes < 2 * line) return -1;
+  const int64_t lines = bytes / line;
+  tie_into_a_ring(block.data, static_cast<std::size_t>(lines), static_cast<std::size_t>(line));
+  const uint8_t *at = follow(block.data, std::min<int64_t>(lines, 1 << 18));  // what fits into a cache is in it now
+  const auto timed = [&](int64_t steps) {
+    const int64_t start = kforge::now_ns();
+    at = follow(at, steps);
+    return static_cast<double>(kforge::now_ns() - start) * 1e-9;
+  };
+  int64_t steps = 1024;
+  while (timed(steps) < 2e-4) steps *= 2;
+  const int64_t end = kforge::now_ns() + static_cast<int64_t>(seconds * 1e9);
+  int32_t count = 0;
+  do samples[count++] = timed(steps) / static_cast<double>(steps);
+  while (count < capacity && (count < 5 || kforge::now_ns() < end));
   return count;
 }
 
