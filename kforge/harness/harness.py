@@ -23,6 +23,7 @@ from kforge.core.trial import (
     Failure,
     FailureClass,
     NumericsClass,
+    Timing,
     Trial,
     Verdict,
 )
@@ -31,6 +32,7 @@ from kforge.harness.audit import AUDIT_ZYGOTES, AuditSample, audit, joined_audit
 from kforge.harness.awake import awake
 from kforge.harness.cases import Answers, plan_cases
 from kforge.harness.check import CheckResult, check
+from kforge.harness.empty_call import empty_kernel, time_empty
 from kforge.harness.held_out import HeldOut, check_held_out
 from kforge.harness.judge import Rules
 from kforge.harness.judging import Judging, Question, failed_verdict
@@ -122,6 +124,24 @@ class Harness:
         finally:
             process.close()
         return replace(trial, failure=timing) if isinstance(timing, Failure) else replace(trial, timing=timing)
+
+    def empty_call(self, workload: Workload, *, plan: Plan = SEARCH) -> Timing | Failure:
+        """What a call at this workload takes whose kernel does nothing; see ``kforge.harness.empty_call``."""
+        built = self._build(empty_kernel(workload.problem))
+        if isinstance(built, Failure):
+            return built
+        try:
+            session = self._session(workload)
+            process = session.start(built.image)
+            if isinstance(process, Failure):
+                return process
+            try:
+                return time_empty(Stopwatch(session, process, self.threads), plan)
+            finally:
+                process.close()
+        except HarnessError as error:
+            self._forget(workload)
+            return Failure(FailureClass.HARNESS, str(error))
 
     def check(self, candidate: Candidate, workload: Workload) -> CheckResult | Failure:
         """Build, admit, check; no timing."""

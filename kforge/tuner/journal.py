@@ -27,6 +27,7 @@ class Event(StrEnum):
     TASK = "task"  # a problem with its buckets, weights and limits
     PROPOSAL = "proposal"  # a template that somebody wrote for a task; the file lies in the run's folder
     TRIAL = "trial"
+    EMPTY_CALL = "empty_call"  # what a call takes whose kernel does nothing, once in a run
     LAYOUT = "layout"  # the panel height chosen for a problem
     VERDICT = "verdict"
     SETTLED = "settled"  # a problem is done: its winners are in the registry

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 
 from kforge.backends.cpp.build import build
+from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.target import Target
-from kforge.core.trial import Candidate, Trial
+from kforge.core.trial import Artifact, Candidate, Failure, Timing, Trial
 from kforge.core.workload import Workload
 from kforge.harness import Harness
 from kforge.registry.database import Registry
 from kforge.tuner.journal import Event, RunFolder, trial_from_json, trial_to_json
-from kforge.tuner.plan import Bucket
+from kforge.tuner.plan import Bucket, Task
 from kforge.tuner.points import Point, Space
 from kforge.tuner.progress import Progress, Watcher
 
@@ -29,6 +31,7 @@ class Measurer:
         self._folder, self._registry, self._harness = folder, registry, harness
         self._target, self._watcher, self._budget = target, watcher, budget
         self._done: dict[tuple[str, str], Trial] = {}
+        self._by_code: dict[tuple[str, str], Trial] = {}  # artifact and workload: what worked
         self._best: dict[str, float] = {}
         if folder.damaged:
             watcher.note(f"{folder.damaged} lines of {folder.path}/journal.jsonl are damaged; their part is done again")
@@ -43,8 +46,18 @@ class Measurer:
     def trials(self) -> int:
         return len(self._done)
 
-    def known(self, candidate: Candidate, workload_key: str) -> Trial | None:
-        return self._done.get((candidate.hash, workload_key))
+    def known(self, candidate_hash: str, workload_key: str) -> Trial | None:
+        return self._done.get((candidate_hash, workload_key))
+
+    def empty_call(self, task: Task) -> Timing | None:
+        """Of a kernel that does nothing, measured once in a run, at ``task``; None where that failed."""
+        if known := self._folder.of(Event.EMPTY_CALL):
+            return Timing(**known[0]["timing"]) if known[0]["timing"] else None
+        found = self._harness.empty_call(task.workload(task.buckets[0], DEFAULT_ROWS))
+        timing = None if isinstance(found, Failure) else found
+        reason = found.reason if isinstance(found, Failure) else ""
+        self._folder.write(Event.EMPTY_CALL, {"timing": asdict(timing) if timing else None, "reason": reason})
+        return timing
 
     def prebuild(self, candidates: Sequence[Candidate]) -> None:
         """Compile side by side before anything is timed: a compiler beside a measurement would disturb it."""
@@ -66,10 +79,12 @@ class Measurer:
 
     def _one(self, space: Space, point: Point, candidate: Candidate, bucket: Bucket) -> Trial:
         workload = space.task.workload(bucket, point.rows)
-        if (known := self.known(candidate, workload.key)) is not None:
+        if (known := self.known(candidate.hash, workload.key)) is not None:
             return known
         best = self._best.get(bucket.workload.key)
-        trial = self._harness.evaluate(candidate, workload, cut_above=CUT_RATIO * best if best else None)
+        trial = self._twin(candidate, workload) or self._harness.evaluate(
+            candidate, workload, cut_above=CUT_RATIO * best if best else None
+        )
         self._folder.write(
             Event.TRIAL,
             {
@@ -98,7 +113,16 @@ class Measurer:
         )
         return trial
 
+    def _twin(self, candidate: Candidate, workload: Workload) -> Trial | None:
+        """The trial of the very same machine code, which other parameters or another template came to."""
+        built = build(candidate, self._target)
+        same = self._by_code.get((built.hash, workload.key)) if isinstance(built, Artifact) else None
+        if same is None:
+            return None
+        return replace(same, candidate_hash=candidate.hash, params=candidate.params, template=candidate.template)
+
     def _remember(self, bucket: str, trial: Trial) -> None:
         self._done[trial.candidate_hash, trial.workload] = trial
-        if trial.timing is not None and trial.failure is None:
+        if trial.ok and trial.timing is not None:
+            self._by_code.setdefault((trial.artifact_hash, trial.workload), trial)
             self._best[bucket] = min(trial.timing.seconds, self._best.get(bucket, trial.timing.seconds))

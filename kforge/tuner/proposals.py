@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kforge.backends.templates import Template
 from kforge.core.target import Target
-from kforge.core.trial import CompilerReport, Failure, Trial, Verdict
+from kforge.core.trial import CompilerReport, Failure, Timing, Trial, Verdict
 from kforge.tuner.plan import Task
 from kforge.tuner.points import Point
 
@@ -33,16 +33,42 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Tried:
-    """A point of some template with all that was measured of it: bucket -> its trial.
-
-    ``loop``: instructions of the innermost loop that computes most, where the point is the best of its template.
-    """
+    """A point of some template with all that was measured of it: bucket -> its trial."""
 
     point: Point
     template_hash: str
     trials: Mapping[str, Trial]
-    report: CompilerReport | None
-    loop: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class LoopSeen:
+    """An innermost loop of a kernel's machine code. ``mix``: class of instruction, count; the largest first."""
+
+    lines: Sequence[str]
+    mix: Sequence[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What the compiler made of a point. ``loops``: those that compute on vectors, what computes most first."""
+
+    report: CompilerReport
+    loops: Sequence[LoopSeen]
+
+
+@dataclass(frozen=True)
+class Importances:
+    """Parameter -> share of the spread of log times that it explains and no other parameter does, together at most 1.
+
+    ``points``: so many were compared; where those are too few for so many parameters, there are no shares.
+    """
+
+    points: int = 0
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+def _not_there(_: Tried) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -60,8 +86,8 @@ class Situation:
     """A task as a proposer sees it. No shape or seed that checks use, only the workloads that the model needs.
 
     ``limits``: bucket -> seconds that the target's measured limits allow. ``weights``: bucket -> share of a step per
-    second of its call. ``share``: of a step that the task could still give back. ``importances``: parameter -> how
-    much of the spread of times it explains, 0 to 1.
+    second of its call. ``share``: of a step that the task could still give back. ``inspect`` looks into the code of a
+    point, when asked to. ``empty_call``: of a call whose kernel does nothing, timed as all others; None: unknown.
     """
 
     task: Task
@@ -74,7 +100,9 @@ class Situation:
     limits: Mapping[str, float]
     weights: Mapping[str, float]
     share: float
-    importances: Mapping[str, float]
+    importances: Importances = Importances()
+    empty_call: Timing | None = None
+    inspect: Callable[[Tried], Inspected | None] = field(default=_not_there, compare=False, repr=False)
 
 
 class Proposer(Protocol):

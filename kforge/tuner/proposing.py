@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from statistics import fmean, pvariance
+from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from optuna.storages import JournalStorage
 
 from kforge.backends import templates
 from kforge.backends.cpp.build import build
-from kforge.backends.cpp.disassembly import disassemble
+from kforge.backends.cpp.disassembly import Loop, disassemble
 from kforge.backends.templates import Template, TemplateError
 from kforge.core.target import Target
-from kforge.core.trial import Artifact, Failure, FailureClass
-from kforge.core.workload import Attr
+from kforge.core.trial import Artifact, Failure, FailureClass, Trial
 from kforge.tuner.contest import Contest, Lane
+from kforge.tuner.importances import importances
 from kforge.tuner.journal import Event, RunFolder, verdict_from_json
 from kforge.tuner.measure import Measurer
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.points import Point, Space
 from kforge.tuner.progress import Watcher
-from kforge.tuner.proposals import Outcome, Proposal, Proposer, Situation, Tried
+from kforge.tuner.proposals import Inspected, LoopSeen, Outcome, Proposal, Proposer, Situation, Tried
 from kforge.tuner.search import TaskSearch
 
 _MOST_TOLD = 120  # characters of a move in a line of progress
 TEMPLATES = "templates"  # of a run's folder: what was proposed in it
-_SHOWN = 8  # points of which a proposer sees the compiler's report, and failures
+_FAILURES_SHOWN = 8
+_LOOPS_SHOWN = 6  # of one point
 
 
 class Proposing:
@@ -41,6 +40,7 @@ class Proposing:
         self._measurer, self._target, self._watcher = measurer, target, watcher
         self._failed: dict[str, Failure] = {}  # proposal id -> why nothing of it can be tried
         self._heard: dict[str, int] = {}  # proposal id -> points of which its author knows
+        self._rendered: dict[tuple[str, Point], _Rendered] = {}  # by task: a foreign template takes a process each time
 
     @property
     def waiting(self) -> bool:
@@ -98,9 +98,10 @@ class Proposing:
         best = good[0].point.template if good else ""
         return Situation(
             contest.task, self._target, self._options.threads, _by_time(contest, good),
-            [*self._reported(contest, good[:_SHOWN]), *good[_SHOWN:]], bad[-_SHOWN:],
+            good, bad[-_FAILURES_SHOWN:],
             [self._outcome(contest, p) for p in proposals], contest.limits, contest.weights, contest.promise,
             importances(contest.measured, contest.weights, best),
+            self._measurer.empty_call(contest.task), partial(self._inspect, contest),
         )
 
     def _enter(self, proposal: Proposal, contests: Sequence[Contest]) -> None:
@@ -146,34 +147,34 @@ class Proposing:
         return Outcome(proposal, tried, failure, self._verdicts(contest, lane))
 
     def _verdicts(self, contest: Contest, lane: Lane) -> list:
-        hashes = {contest.render(point).hash for point in lane.search.measured}
+        hashes = {self._render(contest, point).candidate for point in lane.search.measured}
         found = [verdict_from_json(d["verdict"]) for d in self._folder.of(Event.VERDICT)
                  if d["task"] == contest.task.problem.key]
         return [verdict for verdict in found if verdict.candidate_hash in hashes]
 
     def _tried(self, contest: Contest, point: Point) -> Tried:
-        lane = contest.lane_of(point)
-        assert lane is not None
-        candidate = contest.render(point)
-        trials = {}
-        for bucket in contest.task.buckets:
-            trial = self._measurer.known(candidate, contest.task.workload(bucket, point.rows).key)
-            if trial is not None:
-                trials[bucket.workload.key] = trial
-        return Tried(point, candidate.template_hash, trials, None)
+        rendered = self._render(contest, point)
+        buckets = [(b.workload.key, contest.task.workload(b, point.rows).key) for b in contest.task.buckets]
+        if rendered.failure is not None:
+            failed = Trial("", buckets[0][1], point.params, point.template, failure=rendered.failure)
+            return Tried(point, rendered.template, {buckets[0][0]: failed})
+        known = {bucket: self._measurer.known(rendered.candidate, workload) for bucket, workload in buckets}
+        return Tried(point, rendered.template, {bucket: trial for bucket, trial in known.items() if trial is not None})
 
-    def _reported(self, contest: Contest, best: Sequence[Tried]) -> list[Tried]:
-        """With the compiler's reports: from the cache, they were built to be measured."""
-        found: list[Tried] = []
-        for tried in best:
-            built = build(contest.render(tried.point), self._target)
-            if not isinstance(built, Artifact):
-                found.append(tried)
-                continue
-            first = all(other.template_hash != tried.template_hash for other in found)
-            loop = _hot_loop(built.data) if first else ()
-            found.append(dataclasses.replace(tried, report=built.report, loop=loop))
-        return found
+    def _render(self, contest: Contest, point: Point) -> _Rendered:
+        key = contest.task.problem.key, point
+        if key not in self._rendered:
+            template = next(t.hash for lane in contest.lanes for t in lane.space.templates if t.path == point.template)
+            try:
+                self._rendered[key] = _Rendered(template, contest.render(point).hash)
+            except TemplateError as error:
+                self._rendered[key] = _Rendered(template, failure=error.failure)
+        return self._rendered[key]
+
+    def _inspect(self, contest: Contest, tried: Tried) -> Inspected | None:
+        """From the cache of builds: it was built to be measured."""
+        built = build(contest.render(tried.point), self._target)
+        return Inspected(built.report, _loops(built.data)) if isinstance(built, Artifact) else None
 
     def _recorded(self, data: dict) -> Proposal | None:
         """None, with a note, when its file is no longer what was proposed."""
@@ -192,38 +193,33 @@ class Proposing:
         return next((t for t in found if t.path == path), None)
 
 
+@dataclass(frozen=True)
+class _Rendered:
+    """Hashes of a point's template and of its candidate, or why there is none."""
+
+    template: str
+    candidate: str = ""
+    failure: Failure | None = None
+
+
 @lru_cache(maxsize=64)
-def _hot_loop(data: bytes) -> tuple[str, ...]:
+def _loops(data: bytes) -> tuple[LoopSeen, ...]:
+    """Innermost loops that compute on vectors, the one first that computes most; else the longest alone."""
     listing = disassemble(data)
-    hot = listing.hot
-    return tuple(line.text for line in listing.lines[hot.first : hot.last + 1]) if hot else ()
+
+    def weight(loop: Loop) -> tuple[int, int, int]:
+        return loop.work, loop.depth, loop.last - loop.first
+
+    inner = sorted((loop for loop in listing.loops if loop.innermost), key=weight, reverse=True)
+    shown = [loop for loop in inner if loop.work][:_LOOPS_SHOWN] or inner[:1]
+    return tuple(LoopSeen(tuple(line.text for line in listing.lines[loop.first : loop.last + 1]), loop.mix)
+                 for loop in shown)
 
 
 def _brief(text: str) -> str:
     """For a line of progress; the whole is in the run's folder."""
     words = " ".join(text.split())
     return words if len(words) <= _MOST_TOLD else f"{words[:_MOST_TOLD]} ..."
-
-
-def importances(measured: Mapping[Point, Mapping[str, float]], weights: Mapping[str, float],
-                template: str) -> dict[str, float]:
-    """How much of the variance of the log times of a template's points each parameter (and ``rows``) explains alone:
-    between its values over the whole, 0 to 1.
-    """
-    points = [p for p, seconds in measured.items() if p.template == template and set(weights) <= set(seconds)]
-    values = [math.log(sum(weights[b] * measured[p][b] for b in weights) or 1.0) for p in points]
-    if len(points) < 3 or not (whole := pvariance(values)):
-        return {}
-    found: dict[str, float] = {}
-    for name in ["rows", *(name for name, _ in points[0].params)]:
-        groups: dict[Attr, list[float]] = defaultdict(list)
-        for point, value in zip(points, values, strict=True):
-            groups[point.rows if name == "rows" else dict(point.params)[name]].append(value)
-        if len(groups) > 1:
-            mean = fmean(values)
-            between = sum(len(g) * (fmean(g) - mean) ** 2 for g in groups.values()) / len(values)
-            found[name] = between / whole
-    return found
 
 
 def _cost(tried: Tried, weights: Mapping[str, float]) -> float:

@@ -1,0 +1,38 @@
+"""What a call takes whose kernel does nothing, launch and barrier, in batches as a search times them: the least."""
+
+from __future__ import annotations
+
+from kforge.core.summary import Summary
+from kforge.core.trial import Candidate, Failure, NumericsClass, Timing
+from kforge.core.workload import Problem, stable_hash
+from kforge.harness.timing import Plan, Stopwatch, calls_for, estimate
+
+_BATCHES = 15
+_SOURCE = """#include <kforge/abi.h>
+extern "C" void kforge_kernel(const kf_launch *) {}
+"""
+
+
+def empty_kernel(problem: Problem) -> Candidate:
+    return Candidate(problem, "cpp", "file:empty", stable_hash(_SOURCE), (), _SOURCE, NumericsClass.EXACT, ())
+
+
+def time_empty(stopwatch: Stopwatch, plan: Plan) -> Timing | Failure:
+    """The least of some batches, less the hand-over: a floor, to which other load only ever adds."""
+    if (failure := stopwatch.prepare()) is not None:
+        return failure
+    overhead = stopwatch.overhead()
+    if isinstance(overhead, Failure):
+        return overhead
+    rough = estimate(stopwatch, plan)
+    if isinstance(rough, Failure):
+        return rough
+    calls = calls_for(plan, rough, overhead)
+    found: list[float] = []
+    for _ in range(_BATCHES):
+        batch = stopwatch.quiet_batch(calls)
+        if isinstance(batch, Failure):
+            return batch
+        found.append(max(batch.seconds - overhead, batch.seconds / 2) / calls)
+    summary = Summary.of(found)
+    return Timing(min(found), summary.spread, summary.count, calls)
