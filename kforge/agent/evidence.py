@@ -100,6 +100,14 @@ class IdeaFacts:
 
 
 @dataclass(frozen=True)
+class LessonFacts:
+    """What an earlier run taught, in words. ``number``: in the registry that it was recalled from."""
+
+    number: int
+    told: str
+
+
+@dataclass(frozen=True)
 class Sheet:
     """``share``: of a step that the task could still give back."""
 
@@ -115,6 +123,7 @@ class Sheet:
     failures: tuple[FailureFacts, ...]
     ideas: tuple[IdeaFacts, ...]
     calibration: Calibration | None
+    lessons: tuple[LessonFacts, ...] = ()
 
 
 def sheet(situation: Situation, ideas: Sequence[Idea]) -> Sheet:

@@ -119,14 +119,18 @@ def gain(own: Seconds, before: Seconds, weights: Mapping[str, float]) -> float |
     return sum(weights[b] * before[b] for b in measured) / sum(weights[b] * own[b] for b in measured) - 1
 
 
+def result_of(idea: Idea, outcome: Outcome, weights: Mapping[str, float]) -> Result:
+    own = best_seconds(outcome.tried)
+    return Result(idea, outcome, own, gain(own, dict(idea.before), weights))
+
+
 def results(ideas: Sequence[Idea], situation: Situation) -> list[Result]:
     """Of the proposals that came of ideas, in their order, whether they have been tried or wait."""
     by_id = {idea.id: idea for idea in ideas}
     found = []
     for outcome in situation.outcomes:
         if (idea := by_id.get(outcome.proposal.id)) is not None:
-            own = best_seconds(outcome.tried)
-            found.append(Result(idea, outcome, own, gain(own, dict(idea.before), situation.weights)))
+            found.append(result_of(idea, outcome, situation.weights))
     return found
 
 

@@ -12,15 +12,16 @@ import os
 import threading
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kforge.agent import assignments
 from kforge.agent import ideas as tree
 from kforge.agent.drafting import drafted, meaning_of, root_of
-from kforge.agent.evidence import sheet
+from kforge.agent.evidence import Sheet, sheet
 from kforge.agent.idea_log import IdeaLog
 from kforge.agent.ideas import Branch, Idea, Rest
+from kforge.agent.memory import Memory
 from kforge.agent.thinking import Assignment, Caller, End, Ending, Mend, think
 from kforge.core.trial import Failure, FailureClass
 from kforge.tuner.proposals import Outcome, Proposal, Situation
@@ -54,11 +55,13 @@ class ModelProposer:
 
     ``run``: the run's folder, in which ideas and templates are kept, and from which a later process goes on.
     ``known``: ids of the proposals that the run's journal holds: after a resume the others are offered again.
+    ``memory``: what earlier runs taught; without one nothing is learned.
     """
 
-    def __init__(self, caller: Caller, run: Path, *, parallel: int = 2, known: Collection[str] = ()):
+    def __init__(self, caller: Caller, run: Path, *, parallel: int = 2, known: Collection[str] = (),
+                 memory: Memory | None = None):
         """Raises KforgeError or OSError where the folder cannot be used."""
-        self._caller, self._run, self._parallel = caller, run, parallel
+        self._caller, self._run, self._parallel, self._memory = caller, run, parallel, memory
         self._root = root_of(run)
         self._log = IdeaLog.open(run)
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="idea", initializer=_give_way)
@@ -123,9 +126,10 @@ class ModelProposer:
         return taken
 
     def tell(self, outcome: Outcome) -> None:
-        """A proposal of which nothing ran is repaired, a few times, without being asked for."""
+        """What it came to is learned. A proposal of which nothing ran is repaired, a few times, unasked."""
         self._collect()
         self._outcomes[outcome.proposal.id] = outcome
+        self._learn(outcome)
         self._mend(outcome)
 
     def trials(self, proposal: str) -> int:
@@ -154,13 +158,27 @@ class ModelProposer:
         self._log.ask(idea)
         return idea
 
+    def _sheet(self, situation: Situation) -> Sheet:
+        known = sheet(situation, self._log.ideas)
+        if self._memory is None:
+            return known
+        return replace(known, lessons=self._memory.recall(known, situation.task.problem.key))
+
+    def _idea_of(self, proposal: Proposal) -> Idea | None:
+        return next((i for i in self._log.ideas if i.id == proposal.id), None)
+
+    def _learn(self, outcome: Outcome) -> None:
+        idea = self._idea_of(outcome.proposal)
+        if self._memory is not None and idea is not None:
+            self._memory.learn(idea, outcome, self._situations.get(outcome.proposal.task))
+
     def _mend(self, outcome: Outcome) -> None:
         """Begins a repair of what failed and was not repaired yet."""
         proposal = outcome.proposal
         situation = self._situations.get(proposal.task)
         if not _to_mend(outcome) or situation is None or self._over or self._cancel.is_set():
             return
-        idea = next((i for i in self._log.ideas if i.id == proposal.id), None)
+        idea = self._idea_of(proposal)
         if idea is None or any(i.mends == proposal.id for i in self._log.ideas):
             return
         if sum(1 for i in self._log.ideas if i.root == idea.root) > MENDS:
@@ -188,7 +206,7 @@ class ModelProposer:
         shown = next((t for t in templates if t.hash == idea.branch.parent), templates[0] if templates else None)
         known = {t.hash: t for t in [*templates, *(o.proposal.template for o in situation.outcomes)]}
         job = Assignment(idea, situation.task, situation.target, situation.threads, None if mend else shown,
-                         list(known.values()), None if mend else sheet(situation, self._log.ideas), mend)
+                         list(known.values()), None if mend else self._sheet(situation), mend)
         self._log.begin(idea, assignments.to_json(job, self._run))
         future = self._pool.submit(think, job, self._caller, self._root, self._cancel)
         self._jobs.append(_Job(idea, future))

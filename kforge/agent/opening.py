@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from kforge.agent.budget import Ledger, Limits
 from kforge.agent.caller import Caller
 from kforge.agent.loop import ModelProposer
+from kforge.agent.memory import Memory
 from kforge.agent.prices import Prices
 from kforge.agent.providers.router import Router
 from kforge.agent.transcripts import Transcripts
+from kforge.core.target import Target
+from kforge.registry.database import Registry
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.options import TuneOptions
 
@@ -42,8 +45,11 @@ class Agent:
         return cls(router, limits, prices, replays)
 
     @contextmanager
-    def proposing(self, folder: RunFolder) -> Iterator[ModelProposer]:
-        """The proposer of a run, begun or resumed. Raises KforgeError where the folder cannot be written."""
+    def proposing(self, folder: RunFolder, registry: Registry, target: Target) -> Iterator[ModelProposer]:
+        """The proposer of a run, begun or resumed. Raises KforgeError where the folder cannot be written.
+
+        Lessons are recalled and learned, except in a replay, whose prompts are to be those of its run.
+        """
         with ExitStack() as stack:
             if self.replays:
                 caller = Caller(self.router)
@@ -52,6 +58,7 @@ class Agent:
                 stack.callback(ledger.close)
                 caller = Caller(self.router, ledger, Transcripts(folder.path))
             known = {data["id"] for data in folder.of(Event.PROPOSAL)}
-            proposer = ModelProposer(caller, folder.path, known=known)
+            memory = None if self.replays else Memory(registry, folder.id, target)
+            proposer = ModelProposer(caller, folder.path, known=known, memory=memory)
             stack.callback(proposer.close)
             yield proposer

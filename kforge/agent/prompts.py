@@ -27,7 +27,7 @@ from kforge.tuner.plan import ROWS_CHOICES
 
 MOST_USER = 90_000  # characters of a user text: what goes beyond is left out by the order below
 # What is left out first when a text is too long. The contract, the buckets, the template and the request always stay.
-_DROPPED = ("failures", "importances", "points", "panel", "compiler", "templates", "ideas")
+_DROPPED = ("failures", "importances", "points", "lessons", "panel", "compiler", "templates", "ideas")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def again(reason: str) -> str:
 
 def _user(sheet: Sheet, shown: Shown | None, request: str, limit: int) -> str:
     there = {"templates": sheet.templates, "points": sheet.points, "importances": sheet.importances,
-             "compiler": sheet.reports, "failures": sheet.failures, "ideas": sheet.ideas}
+             "compiler": sheet.reports, "failures": sheet.failures, "ideas": sheet.ideas, "lessons": sheet.lessons}
     sections = {"contract": _contract(sheet.contract), "panel": _panel(sheet.contract),
                 "buckets": _render("evidence/buckets.md.j2", sheet=sheet)}
     sections |= {name: _render(f"evidence/{name}.md.j2", sheet=sheet) for name, facts in there.items() if facts}

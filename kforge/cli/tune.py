@@ -119,7 +119,7 @@ def tune(
 
         with folder, watcher(quiet=as_json) as watching:
             try:
-                with asked.proposing(folder) if asked else nullcontext() as proposer:
+                with asked.proposing(folder, registry, hardware) if asked else nullcontext() as proposer:
                     result = run_tune(opened, options, folder, registry, hardware, watching, proposer)
             except KeyboardInterrupt:
                 raise Stopped(f"stopped; {_kept(folder)}") from None
