@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kforge.operators.spec
+from kforge.agent.pseudo_code import pseudo_code
+from kforge.core.trial import NumericsClass
 from kforge.core.workload import Attr, Workload
 from kforge.native.build import include_dir
 from kforge.operators import get
 from kforge.operators.base import DENSE, Operator
+from kforge.operators.imported import Imported
 
 _TYPES = re.compile(r"^(?:struct|enum class|using) (\w+)", re.MULTILINE)
 _LOCAL_INCLUDE = re.compile(r'^#include "([a-z_]+\.h)"$', re.MULTILINE)
@@ -35,7 +38,8 @@ class TensorFacts:
 @dataclass(frozen=True)
 class Contract:
     """Everything in launch order. ``order``: source text of the order specification, which an exact kernel equals to
-    the bit. ``panel``: the header that describes packed weights, "" where there are none."""
+    the bit. ``panel``: the header that describes packed weights, "" where there are none. An imported operator has no
+    order: ``graph`` says what it computes and ``bound`` how far a kernel may be from that; both "" of all others."""
 
     operator: str
     version: int
@@ -46,15 +50,36 @@ class Contract:
     tensors: tuple[TensorFacts, ...]
     order: str
     panel: str
+    graph: str = ""
+    bound: str = ""
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether kernels are held against the error bound alone."""
+        return bool(self.graph)
+
+
+def numerics_of(operator: str) -> NumericsClass:
+    """What kernels of this operator must be in order to compete."""
+    return NumericsClass.RELAXED if isinstance(get(operator), Imported) else NumericsClass.EXACT
 
 
 def contract_of(workload: Workload) -> Contract:
     """Of the workload's problem, its layout included; the dynamic axes only serve to name the shapes."""
     operator, problem = get(workload.problem.operator), workload.problem
+    if isinstance(operator, Imported):
+        return _imported(operator, workload)
     packed = any(spec.layout.family == "panel" for spec in operator.tensors(workload))
     return Contract(operator.name, operator.version, _text(operator), problem.static, operator.dynamic_axes,
                     operator.scalar_names, _tensors(operator, workload), _order(operator),
                     header("panel.h") if packed else "")
+
+
+def _imported(operator: Imported, workload: Workload) -> Contract:
+    text = "A function that was imported from elsewhere; its graph, below, is all that is known of it."
+    return Contract(operator.name, operator.version, text, workload.problem.static, operator.dynamic_axes,
+                    operator.scalar_names, _tensors(operator, workload), "", "", pseudo_code(operator.graph),
+                    _bound(operator))
 
 
 def header(name: str) -> str:
@@ -72,6 +97,10 @@ def _text(operator: Operator) -> str:
     """The contract's words without the error bound, which only relaxed kernels need."""
     before, _, after = inspect.cleandoc(type(operator).__doc__ or "").partition("\n\nBound.")
     return "\n\n".join([before, *(p for p in after.split("\n\n") if p.startswith("A NaN"))])
+
+
+def _bound(operator: Operator) -> str:
+    return inspect.cleandoc(type(operator).__doc__ or "").partition("\n\nBound.")[2].strip()
 
 
 def _tensors(operator: Operator, workload: Workload) -> tuple[TensorFacts, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kforge.agent.answers import Edit, Writing
+from kforge.agent.contracts import numerics_of
 from kforge.agent.sameness import meaning
 from kforge.backends import rendering, templates
 from kforge.backends.templates import Template, TemplateError
@@ -186,9 +187,11 @@ def _same(template: Template, known: Sequence[Template]) -> str:
 
 def _unfit(template: Template, task: Task, target: Target) -> Failure | None:
     """Why the template cannot compete. Raises TemplateError."""
-    if template.numerics is not NumericsClass.EXACT:
-        return Failure(FailureClass.TEMPLATE, "numerics must be \"exact\": what competes here equals the order "
-                       "specification to the bit")
+    wanted = numerics_of(task.problem.operator)
+    if template.numerics is not wanted:
+        why = "what competes here equals the order specification to the bit" if wanted is NumericsClass.EXACT else (
+            "this operator has no order specification that a kernel could equal")
+        return Failure(FailureClass.TEMPLATE, f"numerics must be \"{wanted.value}\": {why}")
     points = math.prod(len(param.choices) for param in template.params)
     if points > _MOST_SPACE:
         return Failure(FailureClass.TEMPLATE, f"{points} combinations of parameters, of which a search will try a few "

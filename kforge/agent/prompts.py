@@ -32,7 +32,8 @@ _DROPPED = ("failures", "importances", "points", "lessons", "panel", "compiler",
 
 @dataclass(frozen=True)
 class Prompt:
-    """``system`` depends on the role, the target and the number of threads alone, so that providers may cache it."""
+    """``system`` depends on the role, the target and the number of threads and the class of numerics alone, so that
+    providers may cache it."""
 
     system: str
     user: str
@@ -48,12 +49,12 @@ class Shown:
 
 def analyst(sheet: Sheet, shown: Shown | None, branch: Branch, limit: int = MOST_USER) -> Prompt:
     request = _render("requests/analyst.md.j2", branch=branch, templates=sheet.templates)
-    return Prompt(system(Role.ANALYST, sheet.target, sheet.threads), _user(sheet, shown, request, limit))
+    return Prompt(_system(Role.ANALYST, sheet), _user(sheet, shown, request, limit))
 
 
 def generator(sheet: Sheet, shown: Shown | None, analysis: Analysis, limit: int = MOST_USER) -> Prompt:
     request = _render("requests/generator.md.j2", analysis=analysis, source=shown)
-    return Prompt(system(Role.GENERATOR, sheet.target, sheet.threads), _user(sheet, shown, request, limit))
+    return Prompt(_system(Role.GENERATOR, sheet), _user(sheet, shown, request, limit))
 
 
 def repairer(contract: Contract, target: Target, threads: int, shown: Shown, failure: Failure, purpose: str,
@@ -61,7 +62,8 @@ def repairer(contract: Contract, target: Target, threads: int, shown: Shown, fai
     """Depends on nothing that is measured, so a repair is the same whenever it is asked for."""
     request = _render("requests/repairer.md.j2", kind=failure.kind.value, failure=told(failure), purpose=purpose)
     sections = {"contract": _contract(contract), "panel": _panel(contract)}
-    return Prompt(system(Role.REPAIRER, target, threads), _joined(sections, shown, request, limit))
+    text = system(Role.REPAIRER, target, threads, contract.relaxed)
+    return Prompt(text, _joined(sections, shown, request, limit))
 
 
 def again(reason: str) -> str:
@@ -113,11 +115,16 @@ def _joined(sections: dict[str, str], shown: Shown | None, request: str, limit: 
     return whole
 
 
+def _system(role: Role, sheet: Sheet) -> str:
+    return system(role, sheet.target, sheet.threads, sheet.contract.relaxed)
+
+
 @cache
-def system(role: Role, target: Target, threads: int) -> str:
+def system(role: Role, target: Target, threads: int, relaxed: bool = False) -> str:
+    """``relaxed``: for operators without an order specification."""
     features = sorted(set(target.features) & KNOWN)
     text = _render(f"system/{role.value}.md.j2", target=target, threads=threads, features=features,
-                   abi=header("abi.h").strip(), math=signatures("math.h"), parts=_shared_parts())
+                   abi=header("abi.h").strip(), math=signatures("math.h"), parts=_shared_parts(), relaxed=relaxed)
     return text.strip() + "\n"
 
 

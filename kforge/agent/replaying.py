@@ -13,6 +13,7 @@ from pathlib import Path
 from kforge.agent import assignments, prompts
 from kforge.agent.caller import Caller
 from kforge.agent.calls import CallFailure, Reply, Request, Role
+from kforge.agent.contracts import numerics_of
 from kforge.agent.drafting import PARTS
 from kforge.agent.idea_log import IdeaLog
 from kforge.agent.ideas import Idea
@@ -21,6 +22,7 @@ from kforge.agent.providers.router import Router
 from kforge.agent.thinking import Assignment, End, Ending, think
 from kforge.agent.transcripts import load
 from kforge.core.errors import KforgeError
+from kforge.core.trial import NumericsClass
 from kforge.tuner.proposals import Proposal
 
 
@@ -78,7 +80,9 @@ def stale_systems(run: Path) -> list[Stale]:
         return []
     there = recorded_systems(run)
     target, threads = jobs[0].target, jobs[0].threads
-    return [Stale(role) for role in Role if role in there and there[role] != prompts.system(role, target, threads)]
+    relaxed = numerics_of(jobs[0].task.problem.operator) is NumericsClass.RELAXED  # as of all tasks of a run
+    now = {role: prompts.system(role, target, threads, relaxed) for role in there}
+    return [Stale(role) for role in Role if role in there and there[role] != now[role]]
 
 
 def recorded_systems(run: Path) -> Mapping[Role, str]:

@@ -52,10 +52,13 @@ def problem_table(run: RunView) -> Table | None:
         return None
     shares = sorted((bucket.share for task in run.tasks for bucket in task.buckets), reverse=True)
     shown = sum(share >= _LEAST_SHARE for share in shares)
-    table = folding("problem and bucket", "of a step, limit", "gain of the best", "outcome",
-                    title="what search, judge and engine said, the heaviest first")
+    alone = bool(run.options.operator)
+    said = "search and judge" if alone else "search, judge and engine"
+    share = "weight, limit" if alone else "of a step, limit"
+    table = folding("problem and bucket", share, "gain of the best", "outcome",
+                    title=f"what {said} said, the heaviest first")
     for p in rows[:shown]:
-        engine = f" (engine {p.engine})" if p.outcome == PROMOTED else ""
+        engine = f" (engine {p.engine})" if p.outcome == PROMOTED and not alone else ""
         table.add_row(
             f"{p.problem} {p.bucket}",
             f"{p.share}, {p.of_limit}",

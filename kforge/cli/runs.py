@@ -184,7 +184,7 @@ def _brief(view: RunView) -> dict[str, Any]:
 
     return {
         "run": view.id,
-        "model": view.options.model,
+        "model": view.options.subject,
         "target": view.target,
         "finished": view.finished,
         "used_seconds": view.used_seconds,

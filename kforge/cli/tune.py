@@ -18,13 +18,20 @@ from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, STEP_TOKENS
 from kforge.core.errors import KforgeError, Stopped, sentence_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kforge.tuner.journal import RunFolder
+    from kforge.tuner.options import TuneOptions
     from kforge.tuner.tune import TuneResult
+
+CONTEXT = PREFILL = 512
+_DECODE = "1,8"
+_LARGEST_BATCH = 1 << 20
 
 
 def tune(
     model: Annotated[
-        str, typer.Argument(help="A model's name, a GGUF file, or a safetensors folder.")
+        str, typer.Argument(help="A model's name, a GGUF file, a safetensors folder, or an imported operator.")
     ] = "smollm2-135m",
     target: Annotated[str, typer.Option(help="Only the host can be measured.")] = "host",
     budget: Annotated[
@@ -37,9 +44,13 @@ def tune(
     workload: Annotated[
         str, typer.Option(help="Only problems whose key contains this text, such as linear(K=576.")
     ] = "",
-    batch: Annotated[str, typer.Option(help="Decode batches to tune for.")] = "1,8",
-    context: Annotated[int, typer.Option(help="Context length of the decode batches.")] = 512,
-    prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk.")] = 512,
+    batch: Annotated[
+        str,
+        typer.Option(help="Decode batches to tune for (1,8); of an imported operator sizes of its first dimension (the "
+                     "one that it was imported with)."),
+    ] = "",
+    context: Annotated[int, typer.Option(help="Context length of the decode batches.")] = CONTEXT,
+    prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk.")] = PREFILL,
     threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 0,
     act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = DEFAULT_ACT,
     kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = DEFAULT_KV,
@@ -60,19 +71,20 @@ def tune(
     runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Tune a model's kernels on this machine, store the winners, and decode with and without them."""
+    """Tune a model's kernels on this machine, store the winners, and decode with and without them.
+
+    Of an imported operator, which no engine calls, what the judge accepts is served at once.
+    """
     # Torch's idle threads would spin on the cores on which the next engine is timed.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from kforge.agent.opening import Agent
     from kforge.harness.proof import proven, require
-    from kforge.models import load
     from kforge.native.compilers import default_compiler
     from kforge.registry.database import Registry
     from kforge.targets.files import load_target
     from kforge.tuner.journal import Event, RunFolder
     from kforge.tuner.options import TuneOptions
-    from kforge.tuner.tune import step_rows
-    from kforge.tuner.tune import tune as run_tune
+    from kforge.tuner.tune_operator import imported
 
     if target != "host":
         raise KforgeError(f"target {target} is not this machine: kernels can only be timed on the host (--target host)")
@@ -91,12 +103,17 @@ def tune(
             if trust_candidates:
                 options = dataclasses.replace(options, trust_candidates=True)
             asked = Agent.of(options)
-            opened = load(options.model)
+            run_tune = _prepared(options)
         else:
+            alone = imported(model) is not None
+            if alone and (workload, context, prefill, act, kv) != ("", CONTEXT, PREFILL, DEFAULT_ACT, DEFAULT_KV):
+                raise KforgeError(f"{model} is an imported operator: --workload, --context, --prefill, --act and --kv "
+                                  "are of models")
             options = TuneOptions(
-                model=model,
+                model="" if alone else model,
+                operator=model if alone else "",
                 budget_seconds=seconds_of(budget),
-                batches=numbers("--batch", batch, STEP_TOKENS),
+                batches=_batches(batch, alone),
                 context=context,
                 prefill=prefill,
                 threads=_threads(threads, hardware.cores),
@@ -112,15 +129,14 @@ def tune(
                 max_calls=max_calls,
             )
             asked = Agent.of(options)
-            opened = load(model)
-            step_rows(opened, options)  # says what is impossible before there is a run
+            run_tune = _prepared(options)  # says what is impossible before there is a run
             folder = RunFolder.create(runs_dir, model)
         from kforge.cli.watching import watcher
 
         with folder, watcher(quiet=as_json) as watching:
             try:
                 with asked.proposing(folder, registry, hardware) if asked else nullcontext() as proposer:
-                    result = run_tune(opened, options, folder, registry, hardware, watching, proposer)
+                    result = run_tune(options, folder, registry, hardware, watching, proposer)
             except KeyboardInterrupt:
                 raise Stopped(f"stopped; {_kept(folder)}") from None
             except OSError as error:
@@ -134,6 +150,34 @@ def tune(
         print(json.dumps(_document(result), indent=1))
     else:
         _print(result, folder.path)
+
+
+def _prepared(options: TuneOptions) -> Callable[..., TuneResult]:
+    """What tunes the model or operator of the options. Raises KforgeError for what cannot be."""
+    from functools import partial
+
+    if options.operator:
+        from kforge.tuner.tune_operator import imported, operator_task, tune_operator
+
+        operator = imported(options.operator)
+        if operator is None:
+            raise KforgeError(f"there is no imported operator {options.operator} any more: import it again")
+        operator_task(operator, options)
+        return partial(tune_operator, operator)
+    from kforge.models import load
+    from kforge.tuner.tune import step_rows
+    from kforge.tuner.tune import tune as tune_model
+
+    model = load(options.model)
+    step_rows(model, options)
+    return partial(tune_model, model)
+
+
+def _batches(text: str, alone: bool) -> tuple[int, ...]:
+    """``alone``: of an operator, without a model."""
+    if alone:
+        return numbers("--batch", text, _LARGEST_BATCH) if text else ()
+    return numbers("--batch", text or _DECODE, STEP_TOKENS)
 
 
 def seconds_of(text: str) -> float:
@@ -182,7 +226,8 @@ def _print(result: TuneResult, folder: Path) -> None:
     from kforge.tuner.run_view import view_of
 
     console, view = Console(), view_of(folder)
-    console.print(rate_table(result.table.figures, "tokens/s, medians of interleaved runs in one process"))
+    if result.table is not None:
+        console.print(rate_table(result.table.figures, "tokens/s, medians of interleaved runs in one process"))
     if (problems := problem_table(view)) is not None:
         console.print(problems)
     if result.engine:
@@ -192,7 +237,7 @@ def _print(result: TuneResult, folder: Path) -> None:
     for layout in result.layouts:
         console.print(f"layout of {layout.problem}: {layout.text}", highlight=False, soft_wrap=True)
     s = result.search
-    if not result.engine and s.settled:
+    if result.serving.engine and not result.engine and s.settled:
         print("No kernel was shown to beat the one that serves now, so there is none to leave out.")
     if nothing := unmeasured(view):
         print(nothing)
@@ -227,6 +272,6 @@ def _document(result: TuneResult) -> dict[str, object]:
                 "ratio_spread": f.ratio.spread if f.ratio else None,
                 "python_share": f.python_share,
             }
-            for f in result.table.figures
+            for f in (result.table.figures if result.table else ())
         ],
     }

@@ -94,7 +94,8 @@ class TunedKernels:
         self._snapshot, self._store, self._default = snapshot, store, default
         self._asker = asker(default.target)
         self._images: dict[str, Image] = {}
-        served = (k for k in snapshot.kernels if k.state is KernelState.PROMOTED)
+        exact = NumericsClass.EXACT  # the others, of imported operators, are never chosen here
+        served = (k for k in snapshot.kernels if k.state is KernelState.PROMOTED and k.numerics is exact)
         self.from_elsewhere = any(k.proposer not in OWN for k in served)
 
     def rows(self, weight: Problem) -> int:

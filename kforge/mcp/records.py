@@ -123,7 +123,7 @@ def _run(path: Path) -> known.TuningRun:
         return known.TuningRun(run=path.name, error=str(error))
     return known.TuningRun(
         run=view.id,
-        model=Path(view.options.model).name,
+        model=Path(view.options.subject).name,
         finished=view.finished,
         trials=len(view.tried),
         accepted=view.accepted,

@@ -10,11 +10,14 @@ from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, Tier
 from kforge.core.target import Target
 from kforge.core.trial import Candidate
-from kforge.core.workload import Attr, Workload
+from kforge.core.workload import Attr, Problem, Workload
+from kforge.operators import get
 from kforge.operators.axes import workload_of as axes_workload
+from kforge.operators.imported import Imported
 from kforge.registry.ask import ask
 from kforge.registry.snapshot import Snapshot
 from kforge.registry.store import Store
+from kforge.tuner.generated import untuned
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,12 @@ def incumbent(which: str, workload: Workload, snapshot: Snapshot, store: Store, 
     """``which``: "default", "tuned" (what serves these axes now), or the beginning of a registry kernel's hash."""
     problem = workload.problem
     if which == "default":
-        candidate = default_kernel(problem, target)
+        candidate = _untuned(problem, target)
         return Incumbent(candidate, None, f"the default ({candidate.template})")
     if which == "tuned":
         answer = ask(snapshot, problem.operator, {**dict(problem.static), **workload.axes}, target)
         if answer.kernel is None:
-            candidate = default_kernel(problem, target)
+            candidate = _untuned(problem, target)
             return Incumbent(candidate, None, f"the default, nothing tuned serves here ({candidate.template})")
         how = "" if answer.tier is Tier.EXACT else f", {answer.tier} of {answer.kernel.bucket_key}"
         label = f"tuned kernel {answer.kernel.candidate_hash}{how}"
@@ -57,6 +60,11 @@ def incumbent(which: str, workload: Workload, snapshot: Snapshot, store: Store, 
     if len({k.candidate_hash for k in fitting}) > 1:
         raise KforgeError(f"--against {which!r} names several kernels; give more of the hash")
     return Incumbent(stored_candidate(fitting[-1], store), fitting[-1], f"kernel {fitting[-1].candidate_hash}")
+
+
+def _untuned(problem: Problem, target: Target) -> Candidate:
+    operator = get(problem.operator)
+    return untuned(operator, target) if isinstance(operator, Imported) else default_kernel(problem, target)
 
 
 def stored_candidate(kernel: KernelRecord, store: Store) -> Candidate:

@@ -10,12 +10,12 @@ from optuna.storages import JournalStorage
 
 from kforge.backends.defaults import exact_templates
 from kforge.backends.header import TemplateError
+from kforge.backends.templates import Template
 from kforge.core.kernel import KernelRecord, Tier
 from kforge.core.target import Target
 from kforge.core.workload import attrs
 from kforge.harness import Harness
 from kforge.harness.calibrate import measure_noise
-from kforge.models.workloads import WorkloadRow
 from kforge.operators import get
 from kforge.registry.ask import ask
 from kforge.registry.database import Registry
@@ -26,7 +26,7 @@ from kforge.tuner.finals import Finals
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.measure import Measurer
 from kforge.tuner.options import JUDGE_UNTIL, SEARCH_UNTIL, TuneOptions
-from kforge.tuner.plan import Task, plan, shares
+from kforge.tuner.plan import Task, shares
 from kforge.tuner.points import Point, Space
 from kforge.tuner.progress import Watcher
 from kforge.tuner.proposals import Proposer
@@ -54,16 +54,16 @@ class Coordinator:
     """Plans, searches and judges for one run. The registry is written as soon as something is decided."""
 
     def __init__(self, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher,
-                 proposer: Proposer | None = None):
-        """``proposer``: where more templates than the shipped ones come from."""
+                 proposer: Proposer | None = None, generated: Sequence[Template] = ()):
+        """``proposer``: where more templates come from. ``generated``: those that compete instead of the shipped ones,
+        of which there are none for an imported operator; the first serves untuned."""
         self.options, self.folder, self.registry, self.target, self.watcher = options, folder, registry, target, watcher
-        self.proposer = proposer
+        self.proposer, self.generated = proposer, generated
         self.snapshot = registry.snapshot()
 
-    def run(self, rows: Sequence[WorkloadRow]) -> SearchOutcome:
-        tasks = plan(rows, lambda problem, axes: get(problem.operator).bucket(problem, axes))
-        tasks = [t for t in tasks if self.options.only in t.problem.key]
-        spaces = [self._space(task) for task in tasks]
+    def run(self, tasks: Sequence[Task]) -> SearchOutcome:
+        """The search for these tasks, as far as the options ask for them, and the judge's word on its winners."""
+        spaces = [self._space(task) for task in tasks if self.options.only in task.problem.key]
         fresh: list[Space] = []
         kept: list[Space] = []
         for space in spaces:
@@ -102,6 +102,8 @@ class Coordinator:
         self.watcher.note(noise.summary())
 
     def _space(self, task: Task) -> Space:
+        if self.generated:
+            return Space(task, self.generated, self.target, self.generated[0].path)
         return Space(task, exact_templates(task.problem.operator), self.target)
 
     def _is_settled(self, space: Space) -> bool:

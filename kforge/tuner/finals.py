@@ -13,6 +13,7 @@ from kforge.core.trial import Artifact, Candidate, Decision, Verdict
 from kforge.core.workload import Workload
 from kforge.harness import Harness
 from kforge.harness.judge import Rules
+from kforge.operators import get
 from kforge.registry.ask import ask
 from kforge.registry.database import Registry
 from kforge.registry.snapshot import Snapshot
@@ -172,10 +173,11 @@ class Finals:
 
 
 def bucket_shapes(workload: Workload) -> Sequence[Workload]:
-    """The tuning point and, for a bucket of several token counts, its smallest member: a kernel must not lose there."""
+    """The tuning point and, for a bucket of several row counts, its smallest member: a kernel must not lose there."""
     axes = workload.axes
-    for axis in ("M", "T"):
+    for axis in ("M", "T", "B"):
         if axis in axes and axes[axis] > 2 and len(axes) == 1:
-            smallest = axes[axis] // 2 + 1
-            return (workload, Workload(workload.problem, ((axis, smallest),), workload.count, workload.phase))
+            smallest = min(shape.axes[axis] for shape in get(workload.problem.operator).shapes(workload, 0))
+            if smallest < axes[axis]:
+                return (workload, Workload(workload.problem, ((axis, smallest),), workload.count, workload.phase))
     return (workload,)

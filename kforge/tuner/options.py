@@ -13,7 +13,7 @@ from kforge.core.errors import KforgeError
 class TuneOptions:
     """``budget_seconds`` is wall time for search, judging and promotion together, over all processes of the run."""
 
-    model: str
+    model: str = ""
     budget_seconds: float = 600.0
     batches: tuple[int, ...] = (1, 8)
     context: int = 512
@@ -30,6 +30,12 @@ class TuneOptions:
     max_usd: float = 0.0  # of all calls of models; 0: no limit
     max_tokens: int = 0
     max_calls: int = 0
+    operator: str = ""  # an imported one instead of a model; then ``batches`` may be empty: those it was imported with
+
+    @property
+    def subject(self) -> str:
+        """What is tuned, by the name that a person gave."""
+        return self.operator or self.model
 
     def to_json(self) -> dict:
         return dataclasses.asdict(self)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kforge.core.workload import Problem, Workload
 from kforge.models.workloads import WorkloadRow
+from kforge.operators import get
 
 ROWS_CHOICES = (16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A tuning point. ``calls`` maps a mode's name to the calls per step of that mode that land in it."""
+    """A tuning point. ``calls`` maps a mode's name to the calls per step of that mode that land in it; empty for an
+    operator that no model calls."""
 
     workload: Workload
     calls: tuple[tuple[str, float], ...]
@@ -49,7 +51,12 @@ class Task:
 BucketOf = Callable[[Problem, Mapping[str, int]], dict[str, int]]
 
 
-def plan(rows: Sequence[WorkloadRow], bucket_of: BucketOf) -> list[Task]:
+def bucket_point(problem: Problem, axes: Mapping[str, int]) -> dict[str, int]:
+    """The tuning point for these axes, by the operator itself."""
+    return get(problem.operator).bucket(problem, axes)
+
+
+def plan(rows: Sequence[WorkloadRow], bucket_of: BucketOf = bucket_point) -> list[Task]:
     """Group the calls of all modes into tasks and buckets, in order of first appearance.
 
     A bucket's workload keeps the axes of the first call that lands in it for those axes that its bucket leaves open.
@@ -72,16 +79,25 @@ def plan(rows: Sequence[WorkloadRow], bucket_of: BucketOf) -> list[Task]:
     ]
 
 
+def task_at(problem: Problem, points: Iterable[Mapping[str, int]]) -> Task:
+    """A problem that no model calls, at the buckets of these points of its dynamic axes."""
+    wholes = [{**axes, **bucket_point(problem, axes)} for axes in points]
+    workloads = [Workload(problem, tuple(sorted(axes.items()))) for axes in wholes]
+    return Task(problem, tuple(Bucket(workload, ()) for workload in dict.fromkeys(workloads)))
+
+
 def shares(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str, float]:
     """Share of each bucket (key: its workload's key) in a step, averaged over the modes; adds up to 1.
 
-    ``seconds`` maps a workload's key to the seconds of one call now.
+    ``seconds`` maps a workload's key to the seconds of one call now. Buckets that no mode calls all count the same.
     """
+    buckets = [bucket for task in tasks for bucket in task.buckets]
+    if not any(bucket.calls for bucket in buckets):
+        return {bucket.workload.key: 1 / len(buckets) for bucket in buckets}
     totals: dict[str, float] = {}
-    for task in tasks:
-        for bucket in task.buckets:
-            for mode, count in bucket.calls:
-                totals[mode] = totals.get(mode, 0.0) + count * seconds.get(bucket.workload.key, 0.0)
+    for bucket in buckets:
+        for mode, count in bucket.calls:
+            totals[mode] = totals.get(mode, 0.0) + count * seconds.get(bucket.workload.key, 0.0)
     return {
         bucket.workload.key: sum(
             count * seconds.get(bucket.workload.key, 0.0) / totals[mode]
@@ -89,6 +105,5 @@ def shares(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str, flo
             if totals[mode] > 0
         )
         / len(totals)
-        for task in tasks
-        for bucket in task.buckets
+        for bucket in buckets
     }

@@ -32,11 +32,14 @@ class Point:
 class Space:
     """Enumerated points of one task: illegal points do not exist, duplicates are known by their point."""
 
-    def __init__(self, task: Task, templates: Sequence[Template], target: Target):
+    def __init__(self, task: Task, templates: Sequence[Template], target: Target, untuned: str = ""):
+        """``untuned``: path of the template that serves untuned where it fits; "": the most demanding one does."""
         self.task = task
         self.target = target
         self.refused: list[tuple[str, str]] = []  # template, why it does not fit
+        self._untuned = untuned
         self._templates: dict[tuple[str, int], Template] = {}
+        self._rendered: dict[tuple[Point, str], Candidate] = {}
         self.points: list[Point] = []
         self.defaults: list[Point] = []
         for template in templates:
@@ -75,9 +78,9 @@ class Space:
         return sorted({p.rows for p in self.defaults})
 
     def default(self, rows: int) -> Point:
-        """What serves untuned in this layout: the most capable template that fits, at its defaults."""
+        """What serves untuned in this layout, at its defaults."""
         mine = [p for p in self.defaults if p.rows == rows]
-        return max(mine, key=lambda p: self._templates[p.template, rows].demand)
+        return max(mine, key=lambda p: (p.template == self._untuned, self._templates[p.template, rows].demand))
 
     def predicted(self, point: Point, threads: int) -> float:
         """Seconds of one call at each bucket together, before anything was measured; see ``prediction``."""
@@ -87,8 +90,13 @@ class Space:
         return sum(predicted_seconds(template, cost, self.target, threads) for cost in costs)
 
     def render(self, point: Point, proposer: str = "builtin") -> Candidate:
+        """Kept: what is not shipped is rendered in a process of its own, and asked for again and again."""
+        if (known := self._rendered.get((point, proposer))) is not None:
+            return known
         template = self._templates[point.template, point.rows]
-        return template.render(self.task.at(point.rows), self.target, dict(point.params), proposer=proposer)
+        made = template.render(self.task.at(point.rows), self.target, dict(point.params), proposer=proposer)
+        self._rendered[point, proposer] = made
+        return made
 
 
 def difference(a: Point, b: Point) -> float:

@@ -24,7 +24,8 @@ def short_problem(key: str) -> str:
 def short_bucket(key: str) -> str:
     """The axes that tell a bucket from its neighbours: ``M=8``."""
     axes = key.rpartition("@")[2].split(",")
-    return " ".join(a for a in axes if a.partition("=")[0] not in ("pages", "positions", "B")) or "-"
+    told = [a for a in axes if a.partition("=")[0] not in ("pages", "positions", "B")]
+    return " ".join(told or axes) or "-"
 
 
 def short_template(path: str) -> str:

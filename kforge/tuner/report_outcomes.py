@@ -62,6 +62,8 @@ def engine_state(run: RunView, task: TaskView) -> str | None:
     verdicts = run.engine_of(task.key)
     if not won and not verdicts:
         return None
+    if run.options.operator:
+        return PROMOTED if run.finished else "accepted, to be promoted when the run ends"
     calls = dict.fromkeys(mode for b in task.buckets if b.key in won for mode, _ in b.calls)
     asked = {v.mode for v in verdicts}
     missing = [mode for mode in calls if mode not in asked]

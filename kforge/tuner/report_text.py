@@ -12,9 +12,10 @@ RATIOS = "the median over rounds of the ratio within a round, so not quite the q
 def told(run: RunView) -> Sequence[str]:
     """Its state, what it did, its tokens/s, and what serves after it."""
     state = "finished" if run.finished else "unfinished"
+    table = "" if run.options.operator else "; the table comes on top"
     lines = [
-        f"{run.id}: {run.options.model} on {run.target}, {state} after "
-        f"{minutes(run.used_seconds)} (budget {minutes(run.options.budget_seconds)}; the table comes on top)",
+        f"{run.id}: {run.options.subject} on {run.target}, {state} after "
+        f"{minutes(run.used_seconds)} (budget {minutes(run.options.budget_seconds)}{table})",
         f"  {len(run.tried)} trials of {len(run.tasks)} problems, {sum(run.failures.values())} failed; "
         f"{len(run.judged)} judged, accepted at {run.accepted} buckets",
     ]

@@ -16,11 +16,13 @@ from kforge.registry.snapshot import Snapshot
 @dataclass(frozen=True)
 class Serving:
     """``kernels``: of the registry, that serve the model's calls in all, with those that the run promoted; ``relaid``:
-    weights that lie in another layout than the defaults have."""
+    weights that lie in another layout than the defaults have. ``engine``: whether there is one that calls them, which
+    there is not for an imported operator: the judge's word promotes its kernels."""
 
     promoted: int
     kernels: int
     relaid: int = 0
+    engine: bool = True
 
     @property
     def defaults_only(self) -> bool:
@@ -32,7 +34,11 @@ class Serving:
         """One line."""
         if self.kernels:
             own = f"{_count(self.promoted, 'kernel')} promoted" if self.promoted else "None was promoted"
-            return f"{own} by this run; {self.kernels} {'serves' if self.kernels == 1 else 'serve'} in all."
+            alone = "" if self.engine or not self.promoted else (
+                ", on the judge's word alone, since no engine calls an imported operator")
+            return f"{own} by this run{alone}; {self.kernels} {'serves' if self.kernels == 1 else 'serve'} in all."
+        if not self.engine:
+            return "None was promoted: the generated default serves."
         if self.relaid:
             weights = _count(self.relaid, "weight")
             return f"None was promoted: the shipped defaults serve, {weights} in a layout chosen here."
@@ -43,7 +49,9 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def serving(before: Snapshot, now: Snapshot, run: str, calls: Iterable[Workload], target: Target) -> Serving:
+def serving(
+    before: Snapshot, now: Snapshot, run: str, calls: Iterable[Workload], target: Target, engine: bool = True
+) -> Serving:
     """``before``: the registry when the run began, or when it was resumed."""
     already = {k.id for k in before.kernels if k.state is KernelState.PROMOTED}
     own = [k for k in now.kernels if k.target_identity == target.identity and k.state is KernelState.PROMOTED]
@@ -55,4 +63,4 @@ def serving(before: Snapshot, now: Snapshot, run: str, calls: Iterable[Workload]
             used.add(answer.kernel.id)
         if now.rows(problem, target.identity) != DEFAULT_ROWS:
             relaid.add(problem)
-    return Serving(sum(k.run == run or k.id not in already for k in own), len(used), len(relaid))
+    return Serving(sum(k.run == run or k.id not in already for k in own), len(used), len(relaid), engine)

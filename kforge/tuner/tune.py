@@ -10,6 +10,7 @@ from kforge.core.defaults import PAGE_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
+from kforge.core.trial import NumericsClass
 from kforge.engine.engine import Engine
 from kforge.engine.kernel_set import OWN, DefaultKernels
 from kforge.engine.measure import Comparison, Setting, compare, decode_setting, prefill_setting
@@ -23,6 +24,7 @@ from kforge.tuner.engine_pairs import EnginePairs
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.layouts import Layouts, LayoutVerdict, changed
 from kforge.tuner.options import TuneOptions
+from kforge.tuner.plan import plan
 from kforge.tuner.progress import Watcher
 from kforge.tuner.promotion import EngineVerdict, Promotion
 from kforge.tuner.proposals import Proposer
@@ -39,14 +41,14 @@ SIDES = {  # rows of the table: kernels, and torch's dtype for weights dequantis
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a run came to. ``table`` is tokens/s of torch, default and tuned kernels, interleaved; ``serving``: what the
-    model's calls get from now on."""
+    """What a run came to. ``table`` is tokens/s of torch, default and tuned kernels, interleaved, None without a model;
+    ``serving``: what the model's calls get from now on."""
 
     run: str
     search: SearchOutcome
     engine: tuple[EngineVerdict, ...]
     layouts: tuple[LayoutVerdict, ...]
-    table: Comparison
+    table: Comparison | None
     serving: Serving
 
 
@@ -59,13 +61,13 @@ def tune(
     ``proposer``: writes templates that compete with the shipped ones.
     """
     if not folder.lines:
-        folder.write(Event.STARTED, _started(options, target))
+        folder.write(Event.STARTED, started(options, target))
     registry.begin_run(folder.id, options.model, target.identity, folder.path)
     ways = modes(options.batches, (options.context,), options.prefill)
     rows = step_rows(model, options)
     with registry.tuning_lock():
         coordinator = Coordinator(options, folder, registry, target, watcher, proposer)
-        outcome = coordinator.run(rows)
+        outcome = coordinator.run(plan(rows))
         accepted = awaiting_engine(registry, folder.id, target)
         verdicts: list[EngineVerdict] = []
         layouts: list[LayoutVerdict] = []
@@ -102,7 +104,8 @@ def step_rows(model: Model, options: TuneOptions) -> list[WorkloadRow]:
     return rows
 
 
-def _started(options: TuneOptions, target: Target) -> dict:
+def started(options: TuneOptions, target: Target) -> dict:
+    """The first line of a run's journal."""
     used = min(options.threads, target.cores)
     return {
         "options": options.to_json(),
@@ -122,6 +125,7 @@ def awaiting_engine(registry: Registry, run: str, target: Target) -> list[Kernel
         if (k.run == run and k.state in (KernelState.ACCEPTED, KernelState.PROMOTED))
         or (
             k.state is KernelState.ACCEPTED
+            and k.numerics is NumericsClass.EXACT  # the engine takes no others
             and k.target_identity == target.identity
             and len(registry.events(k.id)) == 1
         )

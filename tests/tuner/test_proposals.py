@@ -22,6 +22,7 @@ from kforge.tuner.contest import Contest, Lane
 from kforge.tuner.coordinator import Coordinator
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.options import TuneOptions
+from kforge.tuner.plan import plan
 from kforge.tuner.points import Space
 from kforge.tuner.progress import Silent
 from kforge.tuner.proposals import Outcome, Proposal, Situation
@@ -97,7 +98,7 @@ def run(tmp_path: Path, options: TuneOptions, rows: list, scripted: Scripted, fo
         folder.write(Event.STARTED, {"options": options.to_json()})
     with Registry.open(tmp_path / "registry.db") as registry:
         registry.begin_run(folder.id, options.model, host().identity, folder.path)
-        Coordinator(options, folder, registry, host(), Silent(), scripted).run(rows)
+        Coordinator(options, folder, registry, host(), Silent(), scripted).run(plan(rows))
 
 
 def test_a_proposal_competes_and_its_author_hears_how(tmp_path: Path, rows) -> None:
@@ -152,12 +153,8 @@ def test_a_proposal_that_was_edited_does_not_compete_after_a_resume(tmp_path: Pa
 
 @pytest.fixture
 def contest(tmp_path: Path, rows) -> Contest:
-    from kforge.operators import get
-    from kforge.tuner.plan import plan
-
     _, calls = rows
-    task = next(t for t in plan(calls, lambda p, axes: get(p.operator).bucket(p, axes))
-                if t.problem.operator == "rms_norm")
+    task = next(t for t in plan(calls) if t.problem.operator == "rms_norm")
     target: Target = host()
     storage = open_storage(tmp_path)
     buckets = [b.workload.key for b in task.buckets]
