@@ -27,7 +27,7 @@ from kforge.tuner.points import Point
 from kforge.tuner.proposals import Outcome, Proposal, Tried
 from kforge.tuner.report_names import short_bucket
 from kforge.tuner.report_outcomes import PROMOTED, engine_state, why_not
-from kforge.tuner.run_view import Judged, RunView
+from kforge.tuner.run_view import BucketView, Judged, RunView
 
 _ENDS = {
     End.STOPPED: State.STOPPED,
@@ -68,6 +68,7 @@ class _Purpose:
 class _Gathering:
     def __init__(self, run: RunView, log: IdeaLog, calls: Sequence[Call]):
         self.run, self.log, self.calls = run, log, calls
+        self.tasks = {task.key: task for task in run.tasks}
         self.names = dict(_named(log))  # hash of a template -> its path
         self.winners = {(j.task, j.bucket): j for j in sorted(_accepted(run), key=lambda j: j.verdict.gain)}
         self.empty_call = _empty_call(run)
@@ -192,12 +193,12 @@ class _Gathering:
         return _Standing(State.PROMOTED if engine == PROMOTED else State.ACCEPTED, "; ".join([*said, engine]))
 
     def _engine(self, task: str) -> str:
-        view = next((t for t in self.run.tasks if t.key == task), None)
+        view = self.tasks.get(task)
         return (engine_state(self.run, view) if view else None) or "the engine has not run with it"
 
     def _searched(self, idea: Idea) -> bool:
         """Whether the task's search is over."""
-        view = next((t for t in self.run.tasks if t.key == idea.task), None)
+        view = self.tasks.get(idea.task)
         return self.run.finished or (view is not None and view.rows is not None)
 
     def _left(self, idea: Idea, offered: Offered, tried: Sequence[Tried]) -> str:
@@ -213,9 +214,12 @@ class _Gathering:
     def _measured(self, idea: Idea, best: Mapping[str, float],
                   verdicts: Sequence[tuple[str, Verdict]]) -> Iterator[Measured]:
         before, others, judged = dict(idea.before), self._others(idea.task), dict(verdicts)
-        for bucket in next((t.buckets for t in self.run.tasks if t.key == idea.task), ()):
+        for bucket in self._buckets(idea.task):
             key = bucket.key
             yield Measured(key, bucket.share, before.get(key), best.get(key), others.get(key), judged.get(key))
+
+    def _buckets(self, task: str) -> Sequence[BucketView]:
+        return self.tasks[task].buckets if task in self.tasks else ()
 
     def _others(self, task: str) -> Mapping[str, float]:
         written = [offered.path for offered in self.log.offered.values()]
@@ -223,8 +227,7 @@ class _Gathering:
 
     def _note_won(self, idea: Idea, offered: Offered | None, tried: Sequence[Tried]) -> None:
         hashes = _hashes(tried)
-        buckets = next((t.buckets for t in self.run.tasks if t.key == idea.task), ())
-        for bucket in buckets:
+        for bucket in self._buckets(idea.task):
             winner = self.winners.get((idea.task, bucket.key))
             if winner is None or winner.verdict.candidate_hash not in hashes or offered is None:
                 continue
