@@ -88,8 +88,8 @@ class IdeaLog:
         if data["kind"] == "asked":
             idea = data["idea"]
             branch = {**idea["branch"], "exhausted": tuple(idea["branch"]["exhausted"])}
-            before = tuple((str(bucket), float(seconds)) for bucket, seconds in idea["before"])
-            self.ideas.append(Idea(**{**idea, "branch": Branch(**branch), "before": before}))
+            before, margins = _pairs(idea["before"]), _pairs(idea.get("margins", ()))
+            self.ideas.append(Idea(**{**idea, "branch": Branch(**branch), "before": before, "margins": margins}))
         elif data["kind"] == "begun":
             self.begun[data["number"]] = data["job"]
         elif data["kind"] == "offered":
@@ -112,3 +112,7 @@ class IdeaLog:
                 os.fsync(out.fileno())
         except OSError as error:
             raise KforgeError(sentence_of(error)) from error
+
+
+def _pairs(data: list[Any] | tuple[Any, ...]) -> tuple[tuple[str, float], ...]:
+    return tuple((str(bucket), float(seconds)) for bucket, seconds in data)

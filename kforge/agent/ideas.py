@@ -10,12 +10,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kforge.agent.readings import Reading, best_readings, told_apart
+from kforge.core.trial import Timing
 from kforge.tuner.proposals import Outcome, Situation, Tried
 
 PROGRESS = 0.01  # gain that counts as one
 STAGNANT = 3  # ideas without progress, one after another, before another approach is asked for
+FRUITLESS = 6  # the same where most came to nothing that could be tried
 PATIENCE = 8  # and before a task is left alone
 CLOSE = 0.95  # of the limit: what is left is not worth a call
+_DISTURBED = 0.8  # of an empty call: nothing that works takes less
 WEIGHS = 0.02  # share of a task's time from which on a bucket counts
 FIRST_TRIALS = 6  # of a new template; those that stay in the race get twice as many, and so on
 MOST_TRIALS = 96
@@ -30,7 +34,7 @@ Seconds = Mapping[str, float]  # bucket -> of one call
 class Branch:
     """Where the next idea starts. ``parent``: hash of the template that it may change, "" for a new one.
 
-    ``turn``: ideas already asked for from here since an outcome was last told: two that think side by side must not
+    ``turn``: ideas already asked for in this task since an outcome was last told: two that think side by side must not
     think the same. ``exhausted``: moves that brought nothing, to be left alone; empty unless the search has widened.
     """
 
@@ -52,8 +56,9 @@ class Idea:
     """One attempt, from the moment at which it was asked for.
 
     ``ordinal``: ideas asked for about the same parent before, in any task. ``told``: outcomes of the task known then.
-    ``before``: the best seconds of each bucket then: what gains are measured against. ``mends``: id of the proposal
-    whose failure it repairs; ``root``: number of the idea that the chain of repairs began with.
+    ``before``: the best seconds of each bucket then: what gains are measured against; ``margins``: how far from them
+    the true ones may have been. ``mends``: id of the proposal whose failure it repairs; ``root``: number of the idea
+    that the chain of repairs began with.
     """
 
     number: int  # in the run, from 0 on
@@ -64,16 +69,24 @@ class Idea:
     before: tuple[tuple[str, float], ...]
     root: int
     mends: str = ""
+    margins: tuple[tuple[str, float], ...] = ()
 
     @property
     def id(self) -> str:
         """Of the proposal that may come of it."""
         return f"idea-{self.number:03d}"
 
+    @property
+    def readings(self) -> dict[str, Reading]:
+        """The best of each bucket when it was asked for."""
+        margins = dict(self.margins)
+        return {bucket: Reading(seconds, margins.get(bucket, 0.0)) for bucket, seconds in self.before}
+
 
 @dataclass(frozen=True)
 class Result:
-    """What became of an idea. ``gain``: None while nothing of it ran, or where there was nothing to compare with."""
+    """What became of an idea. ``gain``: by the search's times, of which those that cannot be told apart count as equal;
+    None while nothing of it ran, or where there was nothing to compare with."""
 
     idea: Idea
     outcome: Outcome
@@ -97,12 +110,7 @@ class Result:
 
 def best_seconds(tried: Iterable[Tried]) -> dict[str, float]:
     """The fastest right point of each bucket. Below what the clock resolves nothing can be compared."""
-    best: dict[str, float] = {}
-    for point in tried:
-        for bucket, trial in point.trials.items():
-            if trial.ok and trial.timing is not None and trial.timing.seconds > 0:
-                best[bucket] = min(trial.timing.seconds, best.get(bucket, math.inf))
-    return dict(sorted(best.items()))
+    return {bucket: found.seconds for bucket, found in best_readings(tried).items()}
 
 
 def gain(own: Seconds, before: Seconds, weights: Mapping[str, float]) -> float | None:
@@ -119,9 +127,10 @@ def gain(own: Seconds, before: Seconds, weights: Mapping[str, float]) -> float |
     return sum(weights[b] * before[b] for b in measured) / sum(weights[b] * own[b] for b in measured) - 1
 
 
-def result_of(idea: Idea, outcome: Outcome, weights: Mapping[str, float]) -> Result:
-    own = best_seconds(outcome.tried)
-    return Result(idea, outcome, own, gain(own, dict(idea.before), weights))
+def result_of(idea: Idea, outcome: Outcome, weights: Mapping[str, float], empty_call: Timing | None = None) -> Result:
+    own = best_readings(outcome.tried, empty_call)
+    seconds = {bucket: found.seconds for bucket, found in own.items()}
+    return Result(idea, outcome, seconds, gain(told_apart(own, idea.readings), dict(idea.before), weights))
 
 
 def results(ideas: Sequence[Idea], situation: Situation) -> list[Result]:
@@ -130,7 +139,7 @@ def results(ideas: Sequence[Idea], situation: Situation) -> list[Result]:
     found = []
     for outcome in situation.outcomes:
         if (idea := by_id.get(outcome.proposal.id)) is not None:
-            found.append(result_of(idea, outcome, situation.weights))
+            found.append(result_of(idea, outcome, situation.weights, empty_call(situation)))
     return found
 
 
@@ -141,11 +150,34 @@ def shares(situation: Situation, best: Seconds) -> dict[str, float]:
     return {b: cost / total for b, cost in costs.items()} if total > 0 else {}
 
 
+def empty_call(situation: Situation) -> Timing | None:
+    """What was measured of a call that does nothing; None where a call that works took clearly less: other load was in
+    the way then."""
+    best = min(best_seconds(situation.tried).values(), default=math.inf)
+    found = situation.empty_call
+    return found if found is not None and found.seconds * _DISTURBED <= best else None
+
+
+def least_seconds(situation: Situation, bucket: str) -> float:
+    """What no kernel's call gets below: the target's limit, or a call that does nothing, whichever is longer."""
+    empty = empty_call(situation)
+    return max(situation.limits.get(bucket, 0.0), empty.seconds if empty else 0.0)
+
+
+def promise(situation: Situation) -> float:
+    """Share of a step that the task could still give back: its times above the least, weighted."""
+    best = best_seconds(situation.tried)
+    if not best:
+        return situation.share
+    over = {b: max(seconds - least_seconds(situation, b), 0.0) for b, seconds in best.items()}
+    return sum(weight * over[b] for b, weight in sorted(situation.weights.items()) if b in over)
+
+
 def near_limit(situation: Situation) -> bool:
-    """Whether every bucket that weighs is within a few percent of what the target allows."""
+    """Whether every bucket that weighs is within a few percent of the least time that a call can take."""
     best = best_seconds(situation.tried)
     heavy = [b for b, share in shares(situation, best).items() if share >= WEIGHS]
-    return bool(heavy) and all(situation.limits.get(b, 0.0) >= CLOSE * best[b] for b in heavy)
+    return bool(heavy) and all(least_seconds(situation, b) >= CLOSE * best[b] for b in heavy)
 
 
 def speed(own: Seconds, best: Seconds, share: Mapping[str, float]) -> float:
@@ -164,13 +196,13 @@ def choose(ideas: Sequence[Idea], situation: Situation) -> Branch | Rest:
     if len(since) >= PATIENCE:
         return Rest(f"{len(since)} ideas, one after another, made no progress")
     unlucky = [r for r in done if r.idea.number > last and r.settled]
-    wide = len({r.idea.root for r in unlucky}) >= STAGNANT
+    wide = len({r.idea.root for r in unlucky}) >= STAGNANT or len(since) >= FRUITLESS
     if wide and not any(i.branch.parent == "" for i in since):
         parent = ""
     else:
         parent = _most_promising(mine, situation, _WIDE_CURIOSITY if wide else _CURIOSITY)
     told = len(situation.outcomes)
-    turn = sum(1 for i in mine if i.told == told and i.branch.parent == parent and not i.mends)
+    turn = sum(1 for i in mine if i.told == told and not i.mends)
     exhausted = tuple(dict.fromkeys(_move(r) for r in unlucky)) if wide else ()
     return Branch(parent, wide, turn, exhausted)
 

@@ -22,7 +22,9 @@ from kforge.agent.evidence import Sheet, sheet
 from kforge.agent.idea_log import IdeaLog
 from kforge.agent.ideas import Branch, Idea, Rest
 from kforge.agent.memory import Memory
+from kforge.agent.readings import best_readings
 from kforge.agent.thinking import Assignment, Caller, End, Ending, Mend, think
+from kforge.agent.transfer import Abroad
 from kforge.core.trial import Failure, FailureClass
 from kforge.tuner.proposals import Outcome, Proposal, Situation
 
@@ -56,12 +58,13 @@ class ModelProposer:
     ``run``: the run's folder, in which ideas and templates are kept, and from which a later process goes on.
     ``known``: ids of the proposals that the run's journal holds: after a resume the others are offered again.
     ``memory``: what earlier runs taught; without one nothing is learned.
+    ``abroad``: what other targets and backends have.
     """
 
     def __init__(self, caller: Caller, run: Path, *, parallel: int = 2, known: Collection[str] = (),
-                 memory: Memory | None = None):
+                 memory: Memory | None = None, abroad: Abroad | None = None):
         """Raises KforgeError or OSError where the folder cannot be used."""
-        self._caller, self._run, self._parallel, self._memory = caller, run, parallel, memory
+        self._caller, self._run, self._parallel, self._memory, self._abroad = caller, run, parallel, memory, abroad
         self._root = root_of(run)
         self._log = IdeaLog.open(run)
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="idea", initializer=_give_way)
@@ -151,15 +154,21 @@ class ModelProposer:
         return any(job.idea.task == key for job in self._jobs) or any(p.task == key for p in self._ready)
 
     def _idea(self, situation: Situation, branch: Branch) -> Idea:
+        branch = replace(branch, turn=min(branch.turn, self._parallel - 1))  # so many can be on their way beside it
         ordinal = sum(1 for i in self._log.ideas if i.branch.parent == branch.parent and not i.mends)
         number = self._log.next
-        before = tuple(tree.best_seconds(situation.tried).items())
-        idea = Idea(number, situation.task.problem.key, branch, ordinal, len(situation.outcomes), before, number)
+        best = best_readings(situation.tried, tree.empty_call(situation))
+        before = tuple((bucket, found.seconds) for bucket, found in best.items())
+        margins = tuple((bucket, found.margin) for bucket, found in best.items())
+        idea = Idea(number, situation.task.problem.key, branch, ordinal, len(situation.outcomes), before, number,
+                    margins=margins)
         self._log.ask(idea)
         return idea
 
     def _sheet(self, situation: Situation) -> Sheet:
         known = sheet(situation, self._log.ideas)
+        if self._abroad is not None:
+            known = replace(known, transfer=self._abroad.best(situation))
         if self._memory is None:
             return known
         return replace(known, lessons=self._memory.recall(known, situation.task.problem.key))
@@ -184,7 +193,7 @@ class ModelProposer:
         if sum(1 for i in self._log.ideas if i.root == idea.root) > MENDS:
             return
         branch = Branch(proposal.template.hash)
-        mend = Idea(self._log.next, idea.task, branch, 0, idea.told, idea.before, idea.root, proposal.id)
+        mend = Idea(self._log.next, idea.task, branch, 0, idea.told, idea.before, idea.root, proposal.id, idea.margins)
         self._log.ask(mend)
         self._start(mend, situation)
 

@@ -45,7 +45,7 @@ class Memory:
         """What was told of an idea's proposal. ``situation``: the last one of its task; None where this process has
         seen none, and then all buckets weigh the same. Raises KforgeError where the registry cannot be written."""
         weights = situation.weights if situation else {bucket: 1.0 for bucket, _ in idea.before}
-        result = tree.result_of(idea, outcome, weights)
+        result = tree.result_of(idea, outcome, weights, tree.empty_call(situation) if situation else None)
         measured = {candidate for _, candidate in self._registry.recorded(self._run)}
         finding = finding_of(result, weights, measured)
         if finding is None:

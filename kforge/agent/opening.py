@@ -13,6 +13,7 @@ from kforge.agent.memory import Memory
 from kforge.agent.prices import Prices
 from kforge.agent.providers.router import Router
 from kforge.agent.transcripts import Transcripts
+from kforge.agent.transfer import Abroad
 from kforge.core.target import Target
 from kforge.registry.database import Registry
 from kforge.tuner.journal import Event, RunFolder
@@ -48,7 +49,8 @@ class Agent:
     def proposing(self, folder: RunFolder, registry: Registry, target: Target) -> Iterator[ModelProposer]:
         """The proposer of a run, begun or resumed. Raises KforgeError where the folder cannot be written.
 
-        Lessons are recalled and learned, except in a replay, whose prompts are to be those of its run.
+        Lessons are recalled and learned, and other targets looked at, except in a replay, whose prompts are to be those
+        of its run.
         """
         with ExitStack() as stack:
             if self.replays:
@@ -59,6 +61,7 @@ class Agent:
                 caller = Caller(self.router, ledger, Transcripts(folder.path))
             known = {data["id"] for data in folder.of(Event.PROPOSAL)}
             memory = None if self.replays else Memory(registry, folder.id, target)
-            proposer = ModelProposer(caller, folder.path, known=known, memory=memory)
+            abroad = None if self.replays else Abroad(registry)
+            proposer = ModelProposer(caller, folder.path, known=known, memory=memory, abroad=abroad)
             stack.callback(proposer.close)
             yield proposer

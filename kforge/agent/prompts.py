@@ -12,13 +12,15 @@ from functools import cache
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound
 
+from kforge.agent import figures
 from kforge.agent.answers import Analysis
 from kforge.agent.calls import Role
 from kforge.agent.contracts import Contract, header, signatures
 from kforge.agent.drafting import Source
-from kforge.agent.evidence import Sheet
+from kforge.agent.evidence import Sheet, TimeFacts
 from kforge.agent.failures import told
 from kforge.agent.ideas import Branch
+from kforge.agent.transfer import differences
 from kforge.backends.features import KNOWN
 from kforge.core.paths import shipped
 from kforge.core.target import Target
@@ -26,13 +28,17 @@ from kforge.core.trial import Failure
 from kforge.tuner.plan import ROWS_CHOICES
 
 MOST_USER = 90_000  # characters of a user text: what goes beyond is left out by the order below
+MOST_ANALYST = 29_000  # of an analyst's: with his system text some 12,000 tokens. He reads, and writes a page
 # What is left out first when a text is too long. The contract, the buckets, the template and the request always stay.
-_DROPPED = ("failures", "importances", "points", "lessons", "panel", "compiler", "templates", "ideas")
+# An analyst goes without the parts of a template first: he need not edit them.
+_DROPPED = ("failures", "importances", "points", "transfer", "lessons", "panel", "compiler", "templates", "ideas")
+_MOST_SEEN = 12_000  # characters of a long template that an analyst sees
+_OFFERED = re.compile(r"^(?:KF_INLINE|static inline|inline)\b[^(\n]*?(\w+)\(|\{%-?\s*macro\s+(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """``system`` depends on the role, the target and the number of threads and the class of numerics alone, so that
+    """``system`` depends on the role, the target, the number of threads and the class of numerics alone, so that
     providers may cache it."""
 
     system: str
@@ -47,14 +53,15 @@ class Shown:
     source: Source
 
 
-def analyst(sheet: Sheet, shown: Shown | None, branch: Branch, limit: int = MOST_USER) -> Prompt:
+def analyst(sheet: Sheet, shown: Shown | None, branch: Branch, limit: int = MOST_ANALYST) -> Prompt:
     request = _render("requests/analyst.md.j2", branch=branch, templates=sheet.templates)
-    return Prompt(_system(Role.ANALYST, sheet), _user(sheet, shown, request, limit))
+    return Prompt(_system(Role.ANALYST, sheet), _joined(_sections(sheet), shown, request, limit, parts_first=True))
 
 
-def generator(sheet: Sheet, shown: Shown | None, analysis: Analysis, limit: int = MOST_USER) -> Prompt:
-    request = _render("requests/generator.md.j2", analysis=analysis, source=shown)
-    return Prompt(_system(Role.GENERATOR, sheet), _user(sheet, shown, request, limit))
+def generator(sheet: Sheet, shown: Shown | None, analysis: Analysis, branch: Branch, limit: int = MOST_USER) -> Prompt:
+    request = _render("requests/generator.md.j2", analysis=analysis, source=shown, branch=branch)
+    sections = _sections(sheet) | {"panel": _panel(sheet.contract)}
+    return Prompt(_system(Role.GENERATOR, sheet), _joined(sections, shown, request, limit))
 
 
 def repairer(contract: Contract, target: Target, threads: int, shown: Shown, failure: Failure, purpose: str,
@@ -71,13 +78,16 @@ def again(reason: str) -> str:
     return f"That answer could not be used: {reason}\nCall the tool again, with a whole and valid answer."
 
 
-def _user(sheet: Sheet, shown: Shown | None, request: str, limit: int) -> str:
+def _sections(sheet: Sheet) -> dict[str, str]:
+    """The evidence, section by section. The panel's place is there; what it holds only whoever writes needs."""
     there = {"templates": sheet.templates, "points": sheet.points, "importances": sheet.importances,
-             "compiler": sheet.reports, "failures": sheet.failures, "ideas": sheet.ideas, "lessons": sheet.lessons}
-    sections = {"contract": _contract(sheet.contract), "panel": _panel(sheet.contract),
+             "compiler": sheet.reports, "failures": sheet.failures, "ideas": sheet.ideas, "lessons": sheet.lessons,
+             "transfer": sheet.transfer}
+    other = differences(sheet.target, sheet.transfer.target) if sheet.transfer else ()
+    sections = {"contract": _contract(sheet.contract), "panel": "",
                 "buckets": _render("evidence/buckets.md.j2", sheet=sheet)}
-    sections |= {name: _render(f"evidence/{name}.md.j2", sheet=sheet) for name, facts in there.items() if facts}
-    return _joined(sections, shown, request, limit)
+    return sections | {name: _render(f"evidence/{name}.md.j2", sheet=sheet, differences=other)
+                       for name, facts in there.items() if facts}
 
 
 def _contract(contract: Contract) -> str:
@@ -93,26 +103,43 @@ def _panel(contract: Contract) -> str:
     return _render("evidence/panel.md.j2", contract=contract) if contract.panel else ""
 
 
-def _joined(sections: dict[str, str], shown: Shown | None, request: str, limit: int) -> str:
+def _joined(sections: dict[str, str], shown: Shown | None, request: str, limit: int, parts_first: bool = False) -> str:
     """Sections in their order, the template, the request; what is too much is left out, and named."""
     parts = [name for name in shown.source.texts if name != shown.source.main] if shown else []
+    leave = [name for name in _DROPPED if sections.get(name)]
+    leave = [*_least_own(parts, shown), *leave] if parts_first else [*leave, *reversed(parts)]
+    main = shown.source.text if shown else ""
     left: list[str] = []
-    hidden: list[str] = []
-    dropped = [name for name in _DROPPED if sections.get(name)]
 
-    def text() -> str:
+    def text(seen: str) -> str:
         kept = [body for name, body in sections.items() if body and name not in left]
-        note = [f"(Left out for length: {', '.join(left)}.)"] if left else []
-        template = [_render("evidence/source.md.j2", title=shown.title, source=shown.source, without=hidden,
-                            parts=[p for p in parts if p not in hidden])] if shown else []
+        dropped = [name for name in left if name not in parts]
+        note = [f"(Left out for length: {', '.join(dropped)}.)"] if dropped else []
+        template = [_render("evidence/source.md.j2", title=shown.title, source=shown.source, seen=seen,
+                            more=main.count("\n") - seen.count("\n"), offers=_offers,
+                            without=[name for name in left if name in parts],
+                            parts=[p for p in parts if p not in left])] if shown else []
         return "\n\n".join(part.strip() for part in [*kept, *note, *template, request]) + "\n"
 
-    while len(whole := text()) > limit and (dropped or len(hidden) < len(parts)):
-        if dropped:
-            left.append(dropped.pop(0))
-        else:
-            hidden.append(parts[-1 - len(hidden)])
+    shorter = parts_first and len(text(main)) > limit and len(main) > _MOST_SEEN
+    seen = main[:_MOST_SEEN].rpartition("\n")[0] + "\n" if shorter else main
+    while len(whole := text(seen)) > limit and leave:
+        left.append(leave.pop(0))
     return whole
+
+
+def _least_own(parts: Sequence[str], shown: Shown | None) -> list[str]:
+    """Parts that are not the operator's own first, since they say least of the template; of equals the longest."""
+    if shown is None:
+        return []
+    words = shown.source.main.split("/")[1].split("_")
+    return sorted(parts, key=lambda name: (any(word in name for word in words), -len(shown.source.texts[name])))
+
+
+def _offers(text: str) -> str:
+    """Names of the functions and macros of a part."""
+    found = _OFFERED.findall(text)
+    return ", ".join(dict.fromkeys(function or macro for function, macro in found))
 
 
 def _system(role: Role, sheet: Sheet) -> str:
@@ -124,7 +151,8 @@ def system(role: Role, target: Target, threads: int, relaxed: bool = False) -> s
     """``relaxed``: for operators without an order specification."""
     features = sorted(set(target.features) & KNOWN)
     text = _render(f"system/{role.value}.md.j2", target=target, threads=threads, features=features,
-                   abi=header("abi.h").strip(), math=signatures("math.h"), parts=_shared_parts(), relaxed=relaxed)
+                   abi=header("abi.h").strip(), math=signatures("math.h"), parts=_shared_parts(), relaxed=relaxed,
+                   brief=role is Role.ANALYST)
     return text.strip() + "\n"
 
 
@@ -148,8 +176,9 @@ def _shared_parts() -> Sequence[_Part]:
 def _environment() -> Environment:
     env = Environment(loader=FileSystemLoader(shipped("templates") / "prompts"), undefined=StrictUndefined,
                       autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    env.filters |= {"us": _us, "sig": _sig, "percent": _percent, "bytes": _bytes, "count": _count, "gain": _gain,
-                    "clip": _clip, "cell": lambda text: text.replace("|", "/").replace("\n", " ")}
+    env.filters |= {"us": figures.us, "sig": figures.sig, "percent": figures.percent, "bytes": figures.size,
+                    "count": figures.count, "gain": figures.gain, "clip": figures.clip, "around": figures.around,
+                    "time": _time, "cell": lambda text: text.replace("|", "/").replace("\n", " ")}
     env.globals["fenced"] = _fenced
     return env
 
@@ -158,43 +187,13 @@ def _render(name: str, **values: object) -> str:
     return _environment().get_template(name).render(values)
 
 
-def _sig(value: float) -> str:
-    """Three significant digits, never in exponents."""
-    if not value:
-        return "0"
-    rounded = float(f"{value:.2e}")
-    digits = max(0, 2 - int(f"{rounded:e}".split("e")[1]))
-    return f"{rounded:.{digits}f}"
 
 
-def _us(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{_sig(1e6 * seconds)} us"
-
-
-def _percent(share: float) -> str:
-    return f"{_sig(100 * share)} %"
-
-
-def _gain(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"{'+' if ratio >= 0 else '-'}{_sig(abs(100 * ratio))} %"
-
-
-def _bytes(size: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{_sig(size / unit)} {name}"
-    return f"{size} B"
-
-
-def _count(number: float) -> str:
-    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
-            return f"{_sig(number / unit)} {name}"
-    return _sig(number)
-
-
-def _clip(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]} [cut]"
+def _time(time: TimeFacts | None) -> str:
+    if time is None:
+        return "-"
+    spread = f" {figures.around(time.spread)}" if time.spread else ""
+    return f"{figures.us(time.seconds)}{spread}{' ~' if time.alike else ''}"
 
 
 def _fenced(text: str, language: str) -> str:

@@ -133,7 +133,7 @@ class _Thinking:
         if analysis.move is Move.STOP:
             return Ending(End.STOPPED, analysis.evidence)
         answer = self._ask(Role.GENERATOR, job.idea.branch.parent, 2 * job.idea.ordinal, prompts.generator(
-            job.sheet, self._shown(source), analysis), Writing)
+            job.sheet, self._shown(source), analysis, job.idea.branch), Writing)
         if isinstance(answer, Ending):
             return answer
         new = analysis.move is Move.WRITE_NEW and not answer.value.edits

@@ -16,7 +16,7 @@ from kforge.core.workload import Attr, Phase, Problem, Workload, attrs
 from kforge.targets.files import load_target
 from kforge.tuner.plan import Bucket, Task
 from kforge.tuner.points import Point
-from kforge.tuner.proposals import Outcome, Proposal, Situation, Tried
+from kforge.tuner.proposals import Importances, Inspected, LoopSeen, Outcome, Proposal, Situation, Tried
 
 TARGET = load_target("zen4")
 NORM = Problem.of("rms_norm", H=576, residual=1)
@@ -29,6 +29,7 @@ AXES = {
 }
 LOOP = ("vmovups zmm0,[rdi+rax]", "vfmadd231ps zmm1,zmm0,zmm0", "add rax,40h", "jne short 0000000000001040h")
 REPORT = CompilerReport("g++ 12.2.0", ("-O3",), 0.7, 4321, 5, (("fma", 100), ("vector move", 250), ("shuffle", 30)))
+INSPECTED = Inspected(REPORT, (LoopSeen(LOOP, (("vector move", 1), ("fma", 1), ("scalar", 1), ("branch", 1))),))
 
 
 def task_of(problem: Problem) -> Task:
@@ -43,12 +44,13 @@ def shipped_template(operator: str, name: str = "") -> Template:
 
 
 def tried(template: Template, seconds: Mapping[str, float], params: Mapping[str, Attr] | None = None, rows: int = 0,
-          report: CompilerReport | None = REPORT, failure: Failure | None = None) -> Tried:
+          failure: Failure | None = None, spread: float = 0.01) -> Tried:
     """A point with its time in each bucket (by key); with ``failure`` it failed in the first of them."""
     point = Point(template.path, rows, attrs(params or {p.name: p.default for p in template.params}))
-    trials = {key: Trial("c", key, point.params, template.path, timing=None if failure else Timing(value, 0.01, 5, 10),
+    trials = {key: Trial("c", key, point.params, template.path,
+                         timing=None if failure else Timing(value, spread, 5, 10),
                          failure=failure) for key, value in seconds.items()}
-    return Tried(point, template.hash, trials, report, LOOP if report else ())
+    return Tried(point, template.hash, trials)
 
 
 @dataclass
@@ -62,6 +64,8 @@ class Story:
     outcomes: list[Outcome] = field(default_factory=list)
     limits: Sequence[float] = ()
     importances: Mapping[str, float] = field(default_factory=dict)
+    empty_call: Timing | None = None
+    inspected: list[Tried] = field(default_factory=list)  # points whose machine code was looked into
 
     @property
     def keys(self) -> list[str]:
@@ -97,7 +101,12 @@ class Story:
         ranked = sorted(self.templates, key=lambda t: first.get(t.hash, len(order)))
         weights = {key: 1e3 for key in self.keys}
         return Situation(self.task, TARGET, 2, ranked, order, list(self.failures), list(self.outcomes),
-                         self.seconds(self.limits or [1.0] * len(self.keys)), weights, 0.12, self.importances)
+                         self.seconds(self.limits or [1.0] * len(self.keys)), weights, 0.12,
+                         Importances(40, self.importances), self.empty_call, self.inspect)
+
+    def inspect(self, point: Tried) -> Inspected:
+        self.inspected.append(point)
+        return INSPECTED
 
 
 def norm_story() -> Story:

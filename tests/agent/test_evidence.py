@@ -6,17 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from situations import AXES, LINEAR, LOOP, NORM, REPORT, linear_story, norm_story, task_of, tried, variation
+from situations import AXES, LINEAR, LOOP, NORM, REPORT, Story, linear_story, norm_story, task_of, tried, variation
 
 from kforge.agent import ideas as tree
 from kforge.agent.contracts import contract_of, signatures
 from kforge.agent.evidence import sheet
 from kforge.agent.failures import told
 from kforge.agent.ideas import Branch, Idea
-from kforge.core.trial import Decision, Failure, FailureClass, RejectReason, Verdict
+from kforge.agent.readings import best_readings
+from kforge.agent.rolling import rolled
+from kforge.core.trial import Decision, Failure, FailureClass, RejectReason, Timing, Verdict
 from kforge.core.workload import Problem, Workload
 from kforge.operators import get, names
-from kforge.tuner.proposals import Outcome, Proposal
+from kforge.tuner.proposals import Importances, Outcome, Proposal, Tried
 
 PROBLEMS = {
     "embedding": Workload.of(Problem.of("embedding", V=100, H=96, weight="q8_0", rows=32), T=3),
@@ -65,7 +67,8 @@ def test_the_mathematics_that_kernels_may_use_is_listed_by_signature() -> None:
 
 def test_buckets_have_their_best_point_their_share_and_what_of_the_limit_is_reached() -> None:
     small, large = sheet(norm_story().situation, []).buckets
-    assert (small.name, small.best, small.limit) == ("T=1", pytest.approx(2e-6), pytest.approx(0.5e-6))
+    assert small.best is not None and (small.name, small.limit) == ("T=1", pytest.approx(0.5e-6))
+    assert small.best.seconds == pytest.approx(2e-6) and small.best.spread == 0.01
     assert small.reached == pytest.approx(0.25) and large.reached == pytest.approx(10 / 38)
     assert small.share == pytest.approx(2 / 40) and large.share == pytest.approx(38 / 40)
     assert "tokens=4" in small.by and "tokens=8" in large.by
@@ -78,17 +81,93 @@ def test_only_parameters_that_mattered_are_listed_the_most_important_first() -> 
 def test_the_order_in_which_figures_come_changes_nothing() -> None:
     story = linear_story()
     first = sheet(story.situation, [])
-    turned = replace(story.situation, importances=dict(reversed(story.importances.items())),
+    turned = replace(story.situation, importances=Importances(40, dict(reversed(story.importances.items()))),
                      weights=dict(reversed(story.situation.weights.items())),
                      limits=dict(reversed(story.situation.limits.items())),
                      tried=[replace(t, trials=dict(reversed(t.trials.items()))) for t in story.situation.tried])
     assert sheet(turned, []) == first
 
 
-def test_the_compilers_report_says_spills_and_the_mix_in_shares() -> None:
-    (report,) = sheet(norm_story().situation, []).reports
-    assert report.spills == REPORT.spills and report.mix[0] == ("vector move", pytest.approx(250 / 380))
-    assert report.loop == LOOP
+def test_each_buckets_best_point_is_shown_once_with_its_loops_and_their_instructions() -> None:
+    small, large = sorted(sheet(norm_story().situation, []).reports, key=lambda report: report.buckets)
+    assert (small.buckets, large.buckets) == (("T=1",), ("T=32",)) and "tokens=8" in large.point
+    assert small.spills == REPORT.spills and small.loops[0].mix[0] == ("vector move", 1)
+    assert small.loops[0].lines == LOOP and small.loops[0].instructions == 4
+    story = norm_story()
+    story.measured(story.templates[0], 1.0, 30.0, tokens=2, compiler="gcc")
+    (both,) = sheet(story.situation, []).reports
+    assert both.buckets == ("T=32", "T=1")  # what costs more first
+
+
+def test_what_an_unroller_repeated_stands_once_with_its_count() -> None:
+    pairs = [(f"vmovups zmm{n},[rsi+{n}0h]", f"vfmadd231ps zmm{n + 8},zmm{n},[rdx+{n}8h]") for n in range(6)]
+    body = [line for pair in pairs for line in pair]
+    lines = ["add rax,40h", *body, "vaddps zmm1,zmm2,zmm3", "vaddps zmm4,zmm5,zmm6", "jne short 0000000000001040h"]
+    assert rolled(lines, 20) == (
+        "add rax,40h", "6 x  2 instructions:", "    vmovups zmm0,[rsi+00h]", "    vfmadd231ps zmm8,zmm0,[rdx+08h]",
+        "2 x  vaddps zmm1,zmm2,zmm3", "jne short 0000000000001040h")
+    assert rolled(lines, 3) == (*rolled(lines, 20)[:3], "(3 more lines)")
+    assert rolled(LOOP, 9) == LOOP and rolled([], 9) == ()
+
+
+def test_times_that_cannot_be_told_from_the_best_are_marked_and_counted() -> None:
+    story = norm_story()
+    story.measured(story.templates[0], 2.02, 39.9, tokens=2, compiler="gcc")
+    facts = sheet(story.situation, [])
+    marks = {point.name.split()[2]: [time.alike for time in point.times if time] for point in facts.points}
+    assert marks == {"tokens=4": [False, False], "tokens=8": [False, False], "tokens=2": [True, False]}
+    assert [bucket.alike for bucket in facts.buckets] == [1, 0]
+
+
+def test_where_batches_scatter_more_is_alike() -> None:
+    story = Story(task_of(NORM), limits=(0.5, 10))
+    template = norm_story().templates[0]
+    story.templates.append(template)
+    for params, us in (({"tokens": 1}, 2.0), ({"tokens": 2}, 2.2)):
+        story.points.append(tried(template, story.seconds((us, 20 * us)), {**params, "compiler": "gcc"}, spread=0.2))
+    assert [bucket.alike for bucket in sheet(story.situation, []).buckets] == [1, 1]
+
+
+def test_no_bucket_is_held_against_less_than_an_empty_call() -> None:
+    story = norm_story()
+    story.empty_call = Timing(1.2e-6, 0.02, 5, 1000)
+    facts = sheet(story.situation, [])
+    small, large = facts.buckets
+    assert facts.empty_call is not None and facts.empty_call.seconds == 1.2e-6
+    assert (small.least, large.least) == (1.2e-6, pytest.approx(10e-6)) and small.reached == pytest.approx(0.6)
+    assert facts.share == pytest.approx(1e3 * (0.8e-6 + 28e-6))
+
+
+def test_a_gain_that_times_cannot_tell_is_none(tmp_path: Path) -> None:
+    story = norm_story()
+    key = story.task.problem.key
+    best = best_readings(story.situation.tried)
+    before, margins = (tuple((b, getattr(r, name)) for b, r in best.items()) for name in ("seconds", "margin"))
+    idea = Idea(0, key, Branch(story.templates[0].hash), 0, 0, before, 0, margins=margins)
+    proposal = Proposal(idea.id, key, variation("try", 0, tmp_path), idea.branch.parent, "edges", "m", 0.5, "a/b")
+    for us, gain in (((1.98, 37.5), 0.0), ((1.98, 30.0), 40 / 32 - 1)):
+        told = story.outcome(proposal, *us)
+        found = tree.result_of(idea, told, story.situation.weights)
+        assert found.gain == pytest.approx(gain) and found.progress == (gain > 0)
+
+
+def test_a_proposal_that_came_to_known_machine_code_is_told_so(tmp_path: Path) -> None:
+    story = norm_story()
+    story.points = [coded(point, f"code {n}") for n, point in enumerate(story.points)]
+    key = story.task.problem.key
+    idea = Idea(0, key, Branch(story.templates[0].hash), 0, 0, (), 0)
+    proposal = Proposal(idea.id, key, variation("try", 0, tmp_path), idea.branch.parent, "edges", "m", 0.5, "a/b")
+    told = story.outcome(proposal, 2.0, 40.0)
+    story.points = story.points[:2]
+    for code, says in (("code 0", "; all of them the machine code of `portable`"), ("another", "")):
+        story.outcomes[0] = replace(told, tried=[coded(point, code) for point in told.tried])
+        (facts,) = sheet(story.situation, [idea]).ideas
+        assert facts.became == f"6 points tried{says}"
+
+
+def coded(point: Tried, code: str) -> Tried:
+    """A point whose machine code has this hash."""
+    return replace(point, trials={key: replace(trial, artifact_hash=code) for key, trial in point.trials.items()})
 
 
 def test_a_wrong_element_is_told_without_shape_distribution_or_seed() -> None:
@@ -145,12 +224,12 @@ def test_ideas_are_told_with_prediction_measurement_failure_and_verdict(tmp_path
         return Proposal(ideas[n].id, key, template, ideas[n].branch.parent, "edges", "m", 0.5, "a/b")
 
     told = story.outcome(proposal(0), 2.0, 19.0)
-    verdict = Verdict(Decision.REJECTED, "c", "i", 0.0, 0.0, 0.0, 5, 5, 0.01, RejectReason.NOT_SIGNIFICANT)
+    verdict = Verdict(Decision.REJECTED, "c", "i", 0.004, 0.0, 0.0, 5, 5, 0.01, RejectReason.NOT_SIGNIFICANT)
     story.outcomes[0] = Outcome(told.proposal, told.tried, None, [verdict, verdict])
     story.outcome(proposal(1), failure=INEXACT)
     good, bad = sheet(story.situation, ideas).ideas
     assert good.predicted == 0.5 and good.gain == pytest.approx(40 / 21 - 1) and good.made_from == "portable"
-    assert good.became == "6 points tried; judged: rejected (not_significant)"
+    assert good.became == "6 points tried; judged in pairs: rejected (not_significant) at +0.4 % over what serves"
     assert bad.gain is None and bad.became.startswith("failed (inexact): the output differs")
     assert "987654" not in repr(sheet(story.situation, ideas))
     story.outcomes[0] = Outcome(told.proposal, (), None, ())

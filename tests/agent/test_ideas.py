@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from kforge.agent.answers import Writing
 from kforge.agent.drafting import draft, root_of, source_of
 from kforge.agent.idea_log import FILE, IdeaLog
 from kforge.agent.ideas import Branch, Idea, Rest, calibration, choose, deserved_trials, gain, results
+from kforge.agent.readings import best_readings
 from kforge.agent.thinking import End, Ending
 from kforge.backends.templates import Template
-from kforge.core.trial import Failure, FailureClass
+from kforge.core.trial import Failure, FailureClass, Timing
 from kforge.tuner.proposals import Outcome, Proposal
 
 FAILED = Failure(FailureClass.COMPILE, "g++: kernel.cc:3: expected ';'")
@@ -148,6 +150,14 @@ def test_a_small_space_that_was_tried_out_is_settled(telling: Telling) -> None:
     assert not result.settled
 
 
+def test_ideas_of_which_none_came_to_a_trial_widen_the_search_too(telling: Telling) -> None:
+    for _ in range(tree.FRUITLESS):
+        choice = telling.choose()
+        assert isinstance(choice, Branch) and not choice.wide
+        telling.ask(choice)
+    assert telling.choose() == Branch("", wide=True, turn=tree.FRUITLESS)
+
+
 def test_progress_ends_the_widening(telling: Telling) -> None:
     for _ in range(tree.STAGNANT):
         telling.tell(telling.ask(), 2.1, 41.0)
@@ -179,6 +189,30 @@ def test_at_the_limit_in_every_bucket_that_weighs_a_task_rests(telling: Telling)
     assert isinstance(telling.choose(), Branch)
     telling.story.limits = (1.95, 37.0)
     assert isinstance(telling.choose(), Rest)
+
+
+def test_a_task_whose_calls_are_hardly_more_than_empty_rests(telling: Telling) -> None:
+    telling.story.limits = (0.1, 37.0)
+    telling.story.empty_call = Timing(1.5e-6, 0.02, 5, 1000)
+    assert isinstance(telling.choose(), Branch)
+    telling.story.empty_call = Timing(1.95e-6, 0.02, 5, 1000)
+    assert isinstance(telling.choose(), Rest)
+
+
+def test_a_gain_within_what_times_can_tell_is_no_progress(telling: Telling) -> None:
+    best = best_readings(telling.story.situation.tried)
+    margins = tuple((bucket, found.margin) for bucket, found in best.items())
+    for us, progress in (((1.97, 37.4), False), ((1.97, 36.0), True)):
+        idea = replace(telling.ask(Branch("x")), margins=margins)
+        telling.ideas[-1] = idea
+        telling.tell(idea, *us)
+        assert results(telling.ideas, telling.story.situation)[-1].progress == progress
+
+
+def test_two_ideas_for_one_task_know_of_each_other_wherever_they_start(telling: Telling) -> None:
+    telling.ask(Branch("elsewhere"))
+    choice = telling.choose()
+    assert isinstance(choice, Branch) and choice.parent != "elsewhere" and choice.turn == 1
 
 
 def test_a_bucket_that_hardly_weighs_does_not_keep_a_task_from_resting(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from kforge.core.workload import Workload
 from kforge.harness import Harness
 from kforge.harness.check import CheckResult
 from kforge.targets import host
-from kforge.tuner.proposals import Outcome, Proposal, Tried
+from kforge.tuner.proposals import Proposal
 
 
 class Scripted:
@@ -102,9 +102,7 @@ def test_a_scripted_kernel_is_built_and_checked_and_mended_by_what_compiler_and_
             return harness.check(candidate, Workload.of(NORM, T=32))
 
         def tell(proposal: Proposal, failure: Failure) -> Proposal:
-            failed = story.outcome(proposal, failure=failure)
-            proposer.tell(Outcome(proposal, [Tried(t.point, t.template_hash, t.trials, None) for t in failed.tried],
-                                  failure, ()))
+            proposer.tell(story.outcome(proposal, failure=failure))
             (mended,) = settle(proposer)
             return mended
 

@@ -83,6 +83,22 @@ def test_full_hands_refuse_no_task_for_good(story: Story, tmp_path: Path) -> Non
     proposer.close()
 
 
+def test_machine_code_is_looked_into_for_an_idea_that_begins_and_not_while_no_hand_is_free(
+        story: Story, tmp_path: Path) -> None:
+    script = plain()
+    script.hold.clear()
+    proposer = ModelProposer(script, tmp_path, parallel=1)
+    proposer.ask(story.situation)
+    seen = len(story.inspected)
+    assert 1 <= seen <= 3
+    for _ in range(3):
+        proposer.ask(story.situation)
+    assert len(story.inspected) == seen
+    script.hold.set()
+    settle(proposer)
+    proposer.close()
+
+
 def test_proposals_come_in_the_order_in_which_they_were_asked_for(story: Story, tmp_path: Path) -> None:
     second_done = threading.Event()
 

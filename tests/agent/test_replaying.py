@@ -89,7 +89,7 @@ def test_other_measurements_are_told_with_the_first_line_of_the_prompt_that_diff
     lines = (run / "ideas.jsonl").read_text().splitlines()
     begun = [json.loads(line) for line in lines]
     first = next(line for line in begun if line["kind"] == "begun")
-    first["job"]["sheet"]["buckets"][0]["best"] *= 2
+    first["job"]["sheet"]["buckets"][0]["best"]["seconds"] *= 2
     (run / "ideas.jsonl").write_text("".join(json.dumps(line) + "\n" for line in begun))
     difference = next(iter(replay(run))).difference
     assert "diverged" in difference and "message 1 (user)" in difference

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.paths import shipped
 from kforge.core.target import Target
 from kforge.core.trial import FailureClass
+from kforge.harness import Harness
 from kforge.models import load
 from kforge.models.synth import synth
 from kforge.registry.database import Registry
@@ -21,12 +21,13 @@ from kforge.targets import host
 from kforge.tuner.contest import Contest, Lane
 from kforge.tuner.coordinator import Coordinator
 from kforge.tuner.journal import Event, RunFolder
+from kforge.tuner.measure import Measurer
 from kforge.tuner.options import TuneOptions
-from kforge.tuner.plan import plan
+from kforge.tuner.plan import Task, plan
 from kforge.tuner.points import Space
 from kforge.tuner.progress import Silent
 from kforge.tuner.proposals import Outcome, Proposal, Situation
-from kforge.tuner.proposing import TEMPLATES, Proposing, importances
+from kforge.tuner.proposing import TEMPLATES, Proposing
 from kforge.tuner.search import TaskSearch, open_storage
 from kforge.tuner.tune import step_rows
 
@@ -127,8 +128,10 @@ def test_a_proposal_competes_and_its_author_hears_how(tmp_path: Path, rows) -> N
         assert heard["p4"].failure is not None and "H == 7" in heard["p4"].failure.reason
         later = scripted.asked[-1]
         assert {o.proposal.id for o in later.outcomes} == {"p1", "p2"}
-        assert later.tried[0].report is not None and later.tried[0].trials
-        assert any("fmadd" in line for line in later.tried[0].loop)
+        assert later.tried[0].trials and later.empty_call is not None and later.empty_call.seconds > 0
+        assert len(folder.of(Event.EMPTY_CALL)) == 1
+        seen = later.inspect(later.tried[0])
+        assert seen is not None and any("fmadd" in line for line in seen.loops[0].lines)
 
     # A resumed run knows the proposals from its folder, and measures nothing twice.
     with RunFolder.resume(folder.path) as again:
@@ -200,12 +203,43 @@ def test_the_fastest_of_all_lanes_leads_the_ranking_and_sets_the_promise(contest
     assert contest.render(contest.ranking(key, 0)[1]).proposer == "builtin"
 
 
-def test_the_parameter_that_matters_explains_the_times(contest: Contest) -> None:
-    space = contest.main.space
-    measured = {p: {"b": 1e-5 * int(dict(p.params)["tokens"])} for p in space.points}
-    found = importances(measured, {"b": 1.0}, NORM)
-    assert found["tokens"] == pytest.approx(1.0) and found.get("compiler", 0.0) < 1e-9
-    assert math.isfinite(sum(found.values())) and importances({}, {"b": 1.0}, NORM) == {}
+def test_machine_code_that_was_measured_is_not_measured_again(tmp_path: Path, rows) -> None:
+    options, calls = rows
+    task = next(t for t in plan(calls) if t.problem.operator == "rms_norm")
+    task = Task(task.problem, task.buckets[:1])
+    renamed = put(tmp_path, "renamed", lambda text: text.replace("normalise_", "another_name_"))
+    spaces = [Space(task, found, host()) for found in (templates.load("rms_norm"), [renamed])]
+    with (RunFolder.create(tmp_path / "runs", "tiny") as folder, Registry.open(tmp_path / "registry.db") as registry,
+          Harness(host(), 1) as harness):
+        registry.begin_run(folder.id, options.model, host().identity, folder.path)
+        measurer = Measurer(folder, registry, harness, host(), Silent(), 60.0)
+        for space in spaces:
+            measurer.measure(space, space.default(0), space.render(space.default(0)))
+        first, second = (data["trial"] for data in folder.of(Event.TRIAL))
+    assert first["candidate_hash"] != second["candidate_hash"] and second["template"] == renamed.path
+    assert first["artifact_hash"] == second["artifact_hash"] and first["timing"] == second["timing"]
+
+
+def test_a_point_that_does_not_render_is_a_failure_and_not_the_end(tmp_path: Path, rows, contest: Contest) -> None:
+    options, _ = rows
+    fragile = put(tmp_path, "fragile", lambda text: text.replace(
+        "choices = [1, 2, 4, 8]\ndefault = 4", "choices = [3, 8]\ndefault = 3")
+        + "{% if tokens == 8 %}{{ missing }}{% endif %}\n")
+    space = Space(contest.task, [fragile], host())
+    (tmp_path / "studies").mkdir()
+    storage = open_storage(tmp_path / "studies")
+    search = TaskSearch(space, storage, [b.workload.key for b in contest.task.buckets], space.defaults)
+    search.tell(next(p for p in space.points if dict(p.params)["tokens"] == 8), {})
+    contest.lanes.append(Lane(space, search, Proposal("p2", contest.task.problem.key, fragile, "", "", "", 0.0, "me")))
+    with RunFolder.create(tmp_path / "runs", "tiny") as folder, Registry.open(tmp_path / "registry.db") as registry:
+        folder.write(Event.EMPTY_CALL, {"timing": None, "reason": "not measured here"})
+        measurer = Measurer(folder, registry, None, host(), Silent(), 60.0)  # type: ignore[arg-type]
+        situation = Proposing(None, options, folder, storage, measurer, host(), Silent()).situation(contest)
+    (failed,) = situation.failures
+    (trial,) = failed.trials.values()
+    assert trial.failure is not None and trial.failure.kind is FailureClass.TEMPLATE
+    assert "missing" in trial.failure.reason
+    assert situation.outcomes[-1].failure == trial.failure
 
 
 class Picky(Scripted):
