@@ -50,5 +50,3 @@ extern "C" void kforge_kernel(const struct kf_launch *launch) {{
 {body}
 }}
 """
-
-
