@@ -208,6 +208,12 @@ def _very_long_softmax(m: Maker) -> Sequence[str]:
     return [m.softmax(m.argument(3, 70_001), 1)]
 
 
+def _dimensions_of_one(m: Maker) -> Sequence[str]:
+    """Nothing to loop over, in reductions as well as before them."""
+    x = m.argument(1, 1)
+    return [m.softmax(x, 1), m.matmul(m.max(m.tanh(x), dims=(0, 1)), m.argument(1, 1))]
+
+
 def _two_norms(m: Maker) -> Sequence[str]:
     """Reductions of one value over different dimensions, each needed by the other's readers."""
     x = m.argument(9, 40, 21)

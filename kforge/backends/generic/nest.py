@@ -30,6 +30,7 @@ _KEPT_ROW, _KEPT_COLUMN = (
     1024,
 )  # elements of a row, or rows of a tile of columns, that a cache has room to keep
 _STACK = 40 << 10  # bytes of it for the arrays of a tile of columns
+_ALONE = Loop("alone", 1)  # where a shape has no loops
 _COLUMNS = (16, 64, 128)  # vectors of a tile, as far as the stack has room
 
 
@@ -69,7 +70,7 @@ class NestCode:
         self._read()
         self.by_row = self.along in self.reduced
         self.inside = frozenset(loop.name for loop in self.reduced)
-        self.columns = not self.by_row and bool(self.reduced)  # a tile of columns; else whole rows, or elementwise
+        self.columns = not self.by_row and bool(self._summed)  # a tile of columns; else whole rows, or elementwise
         self._pairs: dict[str, Pair] = {}
         self._arrange(Way.AGAIN)
         self._frontier = self._made_by_row() if self.columns else []
@@ -106,7 +107,7 @@ class NestCode:
             over = loops.space(nest.shape, splits)
             row = tuple(indices.ZERO if i in nest.reduced else at for i, at in enumerate(over.index))
             outer = over.of(i for i in range(len(nest.shape)) if i not in nest.reduced)
-            names = frozenset(loop.name for loop in outer)
+            names = frozenset(loop.name for loop in outer) or frozenset({_ALONE.name})
             tracer = Tracer(
                 plan.steps,
                 plan.shapes,
@@ -137,7 +138,7 @@ class NestCode:
         (self.outer, self.reduced), gone = loops.joined([outer, reduced], [*read, *(at for _, _, at in stored)])
         new = loops.rewritten(nodes, gone)
         if not self.outer and not self.reduced:
-            self.outer = [Loop("i", 1)]
+            self.outer = [_ALONE]
         addresses = [loops.without(at, gone) for at in [*read, *(at for _, _, at in stored)]]
         self.along = loops.along([*self.outer, *self.reduced], addresses)
         self._summed = {name: new[node] for name, node in summed.items()}
@@ -206,7 +207,8 @@ class NestCode:
         self._arrange(way)
         self._keep = self._kept if way is Way.KEEP else []
         self._held: dict[Node, str] = {}
-        self._task = Scope(frozenset(loop.name for loop in self.outer if loop is not self.along))
+        known = {_ALONE.name, *(loop.name for loop in self.outer)} - {self.along.name}
+        self._task = Scope(frozenset(known))
         self._decode()
         for number in range(len(self._keep)):
             self._task.lines.append(f"float *const kept{number} = area + {number} * {self._kept_floats};")

@@ -332,9 +332,7 @@ class ProductCode:
             "for (int64_t r = row_first; r < row_end; r += kMr)",
             f"    pack_a_{number}(c{passed}, r, row_end - r < kMr ? row_end - r : kMr, k0, depth,"
             " tiles + (r - row_first) * depth);",
-            "for (int64_t n = column_first; n < column_end; n += kNr) {",
-            *self._panel(number, passed),
-            "for (int64_t r = row_first; r < row_end; r += kMr) {",
+            *self._panels(number, passed),
             "const int64_t count = row_end - r < kMr ? row_end - r : kMr;",
             "float *const sums = kDepth <= kBlock ? tile :",
             "    waiting + ((n - column_first) * some_rows + (r - row_first) * kNr);",
@@ -347,17 +345,31 @@ class ProductCode:
             "}",
         ]
 
-    def _panel(self, number: int, passed: str) -> list[str]:
-        own = ["float *const panel = panels_own;", f"pack_b_{number}(c{passed}, n, k0, depth, panel);"]
-        if not self.shared:
-            return own
-        return [
-            "{% if pack == 'shared' %}",
-            "const float *const panel = packed + n * kDepth + k0 * kNr;",
+    def _panels(self, number: int, passed: str) -> list[str]:
+        """The loops over panels and tiles, and ``panel``: panel by panel, each packed when its turn comes, or tile by
+        tile, which writes rows as they lie and needs all panels of the task at hand."""
+        by_panel = "for (int64_t n = column_first; n < column_end; n += kNr) {"
+        by_tile = "for (int64_t r = row_first; r < row_end; r += kMr) {"
+        shared = "const float *const panel = packed + n * kDepth + k0 * kNr;"
+        at = "panels_own + (n - column_first) * depth"
+        own_at_once = [
+            "{% if order == 'tiles' %}",
+            by_panel.removesuffix(" {"),
+            f"    pack_b_{number}(c{passed}, n, k0, depth, {at});",
+            by_tile,
+            by_panel,
+            f"const float *const panel = {at};",
             "{% else %}",
-            *own,
+            by_panel,
+            "float *const panel = panels_own;",
+            f"pack_b_{number}(c{passed}, n, k0, depth, panel);",
+            by_tile,
             "{% endif %}",
         ]
+        if not self.shared:
+            return own_at_once
+        either = ["{% if order == 'tiles' %}", by_tile, by_panel, "{% else %}", by_panel, by_tile, "{% endif %}"]
+        return ["{% if pack == 'shared' %}", *either, shared, "{% else %}", *own_at_once, "{% endif %}"]
 
     @property
     def packed_floats(self) -> str:

@@ -17,7 +17,8 @@ from kforge.core.workload import Attr
 from kforge.operators.graph import AXIS, Graph, Shape
 
 _VARIABLE = re.compile(r"\b(?:in|out|t)\d+(?:_s\d+)?\b")
-_FAR = 32 << 20  # bytes of outputs: those of larger calls are written past the caches
+_SHALLOW = 64  # k: products up to here write more than they compute
+_FAR = 16 << 20  # bytes of outputs: those of larger calls are written past the caches
 _LEGAL_WIDTH = "(width == 16 and avx512f) or (width == 8 and avx2) or (width == 4 and not avx2)"
 
 
@@ -70,13 +71,15 @@ class _Program:
     def _params(self) -> list[_Param]:
         params = [_Param("width", (16, 8, 4), 16, "lanes")]
         if self.products:
+            order = "tiles" if max(c.k for c in self.products) <= _SHALLOW else "panels"
             params += [
-                _Param("m_tile", (4, 6, 8, 12, 14), 12, "12 if lanes == 16 else 6 if lanes == 8 else 4"),
+                _Param("m_tile", (4, 6, 8, 12, 14), 14, "14 if lanes == 16 else 6 if lanes == 8 else 4"),
                 _Param("n_vectors", (1, 2, 3, 4), 2, "2"),
                 _Param("steps", (1, 4), 1, "1"),
                 _Param("k_block", (128, 256, 512), 256, "256"),
                 _Param("m_block", (96, 192, 384, 768), 384, "384"),
                 _Param("n_block", (512, 2048), 2048, "2048"),
+                _Param("order", ("panels", "tiles"), order, repr(order)),
             ]
         if any(c.shared for c in self.products):
             params.append(_Param("pack", ("own", "shared"), "own", "'own'"))
@@ -89,7 +92,7 @@ class _Program:
         if several := [c.ways for c in self.nests if len(c.ways) > 1]:
             choices = tuple(way.value for way in Way if any(way in ways for ways in several))
             params.append(_Param("way", choices, several[0][0].value, repr(several[0][0].value)))
-        if any(not c.reduced for c in self.nests):
+        if any(not c.columns and not c.by_row for c in self.nests):
             params.append(_Param("chunk", (1024, 8192, 65536), 8192, "8192"))
         return [*params, _Param("stream", ("large", "never"), "large", "'large'")]
 
@@ -352,8 +355,9 @@ def _header(operator: str, summary: str, params: Sequence[_Param], constraints: 
 def _sizes(depth: int) -> list[str]:
     return [
         "constexpr int64_t kMr = {{ m_tile }}, kNr = {{ n_vectors }} * W;",
-        f"constexpr int64_t kBlock = {{{{ k_block }}}} < {depth} ? {{{{ k_block }}}} : {depth}, kOwn = kBlock * kNr;",
+        f"constexpr int64_t kBlock = {{{{ k_block }}}} < {depth} ? {{{{ k_block }}}} : {depth};",
         "constexpr int64_t kRows = up({{ m_block }}, kMr), kColumns = up({{ n_block }}, kNr);",
+        "constexpr int64_t kOwn = kBlock * {% if order == 'tiles' %}kColumns{% else %}kNr{% endif %};",
     ]
 
 
