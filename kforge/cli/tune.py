@@ -221,6 +221,8 @@ def _run_path(name: str, runs_dir: Path) -> Path:
 def _print(result: TuneResult, folder: Path) -> None:
     from rich.console import Console
 
+    from kforge.agent.report.gathering import report_of
+    from kforge.cli.run_ideas import idea_lines
     from kforge.cli.run_tables import engine_lines, engine_table, problem_table, rate_table
     from kforge.tuner.report_text import unmeasured
     from kforge.tuner.run_view import view_of
@@ -246,6 +248,9 @@ def _print(result: TuneResult, folder: Path) -> None:
     print(f"{s.trials} trials, {len(s.accepted)} kernels accepted now. Run {result.run}; report: "
           f"kforge runs report {folder}")
     print(result.serving.text)
+    if (ideas := report_of(view)) is not None:
+        for line in idea_lines(ideas):
+            print(line)
 
 
 def _document(result: TuneResult) -> dict[str, object]:

@@ -67,6 +67,7 @@ def test_a_model_proposes_what_is_measured_and_the_run_is_thought_again(tiny: Pa
                       "2", "--budget", "60s", "--context", "64", "--prefill", "64", "--batch", "1", "--workload",
                       "rms_norm", OPENAI_API_KEY=KEY, OPENAI_BASE_URL=f"{server.url}/v1")
     assert done.returncode == 0, done.stderr
+    assert "2 calls of models" in done.stdout
     (run,) = (tmp_path / "runs").iterdir()
     lines = RunFolder.lines_of(run)
     (proposal,) = [line.data for line in lines if line.kind is Event.PROPOSAL]
