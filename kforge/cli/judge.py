@@ -145,6 +145,7 @@ def _document(
         "inserted": [dataclasses.asdict(i) for i in recorded.inserted],
         "noise": _noise_json(noise),
         "rates": [r.to_json() for r in table],
+        "failures": [dataclasses.asdict(d) for d in recorded.decided if d.text],
     }
 
 
@@ -195,6 +196,9 @@ def _print(recorded: Recorded, noise: Noise | None, table: Sequence[Rate], kept:
                 f"moved by ±{50 * r.level_spread:.0f} % over the decisions; {r.too_noisy} were too noisy to decide",
                 highlight=False, soft_wrap=True,
             )
+    for d in recorded.decided:
+        if d.text:
+            console.print(f"  {d.kernel}, decision {d.number}: {d.text}", highlight=False, soft_wrap=True)
     for i in recorded.inserted:
         console.print(f"  {i.kernel}: a step of inserted work is {100 * i.share:.4g} % of a call "
                       f"[{100 * i.lower:.4g}, {100 * i.upper:.4g}]", highlight=False, soft_wrap=True)

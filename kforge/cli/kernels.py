@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, STEP_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
 
@@ -109,6 +112,54 @@ def rm(name: Name, reason: Annotated[str, typer.Option(help="Why; kept in its hi
     with Registry.open() as registry:
         registry.set_state(kernel.id, KernelState.RETIRED, reason)
     print(f"kernel {kernel.id} ({kernel.candidate_hash}) is retired; kforge kernels gc frees its files")
+
+
+@app.command()
+def promote(
+    name: Name,
+    model: Annotated[str, typer.Option(help="A model whose steps call it: its name, a GGUF file or a folder.")],
+    batch: Annotated[str, typer.Option(help="Decode batches to run.")] = "1,8",
+    context: Annotated[int, typer.Option(help="Context length of the decode batches.")] = 512,
+    prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk; 0: none.")] = 512,
+    threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 0,
+    act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = DEFAULT_ACT,
+    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = DEFAULT_KV,
+    runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Run a model's engine with and without an accepted kernel; it serves when the engine is not slower and says the
+    same. Exit code 1 when it is not promoted."""
+    from kforge.cli.numbers import numbers
+    from kforge.cli.watching import watcher
+    from kforge.models import load
+    from kforge.registry.database import Registry
+    from kforge.targets.files import load_target
+    from kforge.tuner.journal import RunFolder
+    from kforge.tuner.options import TuneOptions
+    from kforge.tuner.promoting import promote as run_promote
+    from kforge.tuner.promoting import refusal
+
+    kernel, target = _one(name), load_target("host")
+    if why := refusal(kernel, target):
+        raise KforgeError(f"kernel {kernel.id}: {why}")
+    options = TuneOptions(model=model, batches=numbers("--batch", batch, STEP_TOKENS), context=context, prefill=prefill,
+                          threads=threads or target.cores, kv=kv, act=act)
+    opened = load(model)
+    with Registry.open() as registry, RunFolder.create(runs_dir, f"{Path(model).stem}-promote") as folder:
+        try:
+            with watcher(quiet=as_json) as watching:
+                done = run_promote(kernel, opened, options, folder, registry, target, watching)
+        finally:
+            if not folder.measured:
+                folder.discard()
+    if as_json:
+        verdicts = [{**dataclasses.asdict(v), "promotes": v.promotes} for v in done.verdicts]
+        print(json.dumps({"kernel": done.kernel, "state": done.state.value, "reason": done.reason, "run": folder.id,
+                          "engine": verdicts}, indent=1))
+    else:
+        print(f"kernel {done.kernel} is {done.state}: {done.reason}")
+    if done.state is not KernelState.PROMOTED:
+        raise typer.Exit(1)
 
 
 @app.command()

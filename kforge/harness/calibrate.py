@@ -23,7 +23,7 @@ from typing import Any
 
 from kforge.core.errors import KforgeError
 from kforge.core.target import Target
-from kforge.core.trial import Candidate
+from kforge.core.trial import Candidate, RejectReason
 from kforge.core.workload import Workload
 from kforge.harness.harness import Harness
 from kforge.harness.judge import LEAST_ZYGOTES, Rules, interval, zygote_locations
@@ -243,6 +243,7 @@ class Calibration:
                 number, name, slowdown, verdict.decision.value, verdict.reason.value if verdict.reason else "",
                 verdict.audit is not None, verdict.gain, verdict.lower, verdict.upper, verdict.zygotes, verdict.pairs,
                 harness.seen[-1].seconds if harness.seen else 0.0, sum(waited) / len(waited) if waited else 0.0, took,
+                verdict.text if verdict.reason is RejectReason.FAILED else "",
             ))
         self._watch(Progress("decisions", len(planned), len(planned)))
 

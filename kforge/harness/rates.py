@@ -59,6 +59,7 @@ class Decided:
     seconds: float  # of a candidate's call
     waited: float
     took: float
+    text: str = ""  # what failed, where a kernel did
 
 
 def fit(samples: Sequence[SelfSample], threads: int, date: str) -> Noise:

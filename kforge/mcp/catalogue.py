@@ -198,6 +198,14 @@ class Models:
             ],
         )
 
+    def file(self, name: str) -> Path:
+        """The file of a model that can be run. Raises CallFailed."""
+        files = self._files()
+        if name not in files:
+            known_files = ", ".join(files) or "none"
+            raise bad_input(f"there is no model file {name!r} here to run; there is: {known_files}")
+        return files[name]
+
     def _files(self) -> dict[str, Path]:
         cached = {file.stem: file for file in sorted((cache_dir() / "models").glob(f"*{_SUFFIX}"))}
         fetched = {

@@ -75,9 +75,10 @@ class Desk:
             threads=threads,
         )
 
-    async def done(self, job: Job, subject: Subject, answer: type[A], seconds: float, run: Run, context: Context) -> A:
+    async def done(self, job: Job, subject: Subject | None, answer: type[A], seconds: float, run: Run,
+                   context: Context) -> A:
         """The job's answer; it and every failure is a line of the run's calls. Raises CallFailed."""
-        asked = subject.model_dump(exclude={"text"})
+        asked = subject.model_dump(exclude={"text"}) if subject else job.model_dump(exclude={"kind", "runs"})
         try:
             found = await self.bench.run(job, answer, seconds, watch_of(context))
         except CallFailed as error:

@@ -76,8 +76,30 @@ class SubmitJob(BaseModel):
     subject: Subject
 
 
+class PromoteJob(BaseModel):
+    """``kernel``: as the client names it; ``model`` and ``runs``: paths of the server's own."""
+
+    kind: Literal["promote"] = "promote"
+    kernel: str
+    model: str
+    runs: str
+    batches: list[int]
+    context: int
+    prefill: int
+    threads: int = 0
+
+
 Job = Annotated[
-    HostJob | RenderJob | BuildJob | DisassembleJob | CheckJob | MeasureJob | CompareJob | TuneJob | SubmitJob,
+    HostJob
+    | RenderJob
+    | BuildJob
+    | DisassembleJob
+    | CheckJob
+    | MeasureJob
+    | CompareJob
+    | TuneJob
+    | SubmitJob
+    | PromoteJob,
     Field(discriminator="kind"),
 ]
 JOB: TypeAdapter[Job] = TypeAdapter(Job)

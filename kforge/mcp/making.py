@@ -17,6 +17,7 @@ from kforge.mcp.runs import Run
 # What a call may take, its time in the queue not counted.
 _RENDER, _BUILD, _CHECK, _COMPARE, _JUDGE, _AFTER_TUNING = 60.0, 120.0, 600.0, 900.0, 1800.0, 300.0
 _MOST_LINES = 2000
+_BATCHES = [1, 8]
 _NONE: dict[str, Attr] = {}
 
 
@@ -172,10 +173,28 @@ class Making:
         run: args.RunName = "",
     ) -> measured.Submitted:
         """Have an exact kernel judged at its bucket against what serves there. An accepted one goes into the registry;
-        the next kforge tune of a model that calls it promotes it if the engine does not lose. A verdict is an answer,
-        not an error."""
+        promote has the last word. A verdict is an answer, not an error."""
         own, subject = await self._found(run, operator, axes, kernel, params, threads=threads)
         return await self._desk.done(jobs.SubmitJob(subject=subject), subject, measured.Submitted, _JUDGE, own, context)
+
+    async def promote(
+        self,
+        context: Context,
+        kernel: args.RegistryName,
+        model: args.ModelName,
+        batch: args.Batches = _BATCHES,
+        context_length: Annotated[int, Field(ge=1, le=131072, description="Of the decode batches.")] = 512,
+        prefill: args.Prefill = 512,
+        threads: args.Threads = 0,
+        run: args.RunName = "",
+    ) -> measured.Promoted:
+        """Run a model's engine with and without an accepted kernel, in every mode named: it serves from then on when no
+        mode that calls it is slower and all tokens are the same."""
+        own = await self._desk.read(lambda: self._desk.runs.open(run))
+        file = await self._desk.read(lambda: self._desk.models.file(model))
+        job = jobs.PromoteJob(kernel=kernel, model=str(file), runs=str(self._desk.runs_dir), batches=list(batch),
+                              context=context_length, prefill=prefill, threads=threads)
+        return await self._desk.done(job, None, measured.Promoted, _JUDGE, own, context)
 
     async def _found(
         self,

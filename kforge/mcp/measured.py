@@ -149,6 +149,31 @@ class Tuned(Answer):
     failures: list[FailedPoints]
 
 
+class EngineMode(Answer):
+    """The engine in one mode without the kernel over the engine with it, minus one, with its 95 % interval. ``floor``:
+    how far two equal engines seem apart. ``calls``: of the kernel, while it was measured."""
+
+    mode: str
+    gain: float
+    lower: float
+    upper: float
+    same_tokens: bool
+    calls: int
+    pairs: int
+    floor: float
+    promotes: bool
+
+
+class Promoted(Answer):
+    """``state``: promoted, or accepted as before. ``run``: its tuning run, for read_report."""
+
+    kernel: int
+    state: str
+    reason: str
+    run: str
+    engine: list[EngineMode]
+
+
 class Submitted(Answer):
     """The judge's verdict at the bucket. ``kernel``: its number in the registry when it was accepted: it serves after
     an engine run has promoted it."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from mcp.server.mcpserver.prompts.base import Prompt
 
 INSTRUCTIONS = """kforge builds, checks, times and judges CPU kernels on this machine.
-To write one: list_workloads or describe_operator for the contract and its axes; read_reference for the ABI (abi.h), the
-numerics (math.h) and a worked template (example-template); write_source into your run; build, check, measure; compare
-with what serves; tune a template's parameters; submit to the judge. An exact kernel equals the order specification to
-the bit. The machine measures one call at a time: calls queue, report progress, and may be cancelled. Failures name a
-class (compile, inexact, crash, ...) and, where there is one, the first wrong element."""
+To write one: list_workloads or describe_operator for the contract and its axes; read_reference for the ABI (abi.h),
+the numerics (math.h) and a worked template (example-template); write_source into your run; build, check, measure;
+compare with what serves; tune a template's parameters; submit to the judge; promote an accepted kernel with a model
+that calls it. An exact kernel equals the order specification to the bit. The machine measures one call at a time:
+calls queue, report progress, and may be cancelled. Failures name a class (compile, inexact, crash, ...) and, where
+there is one, the first wrong element."""
 
 
 def _write_kernel(operator: str, axes: str) -> str:
@@ -23,7 +24,8 @@ def _write_kernel(operator: str, axes: str) -> str:
 5. build until it compiles without spills; check until it is right; measure.
 6. Name the one bottleneck that the figures show, change one thing, measure again.
 7. tune its parameters; compare(kernel="mine.cc.j2", params=<the best>, against="tuned").
-8. When it is told faster: submit. Report the verdict as it is, also when it is a rejection."""
+8. When it is told faster: submit. When it is accepted and list_models has a model file that calls it: promote.
+   Report the verdicts as they are, also a rejection."""
 
 
 def _explain_kernel(kernel: str, operator: str, axes: str) -> str:

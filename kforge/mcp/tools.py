@@ -48,6 +48,7 @@ def tools_of(desk: Desk) -> list[Tool]:
             making.compare,
             making.tune,
             making.submit,
+            making.promote,
             reading.lookup,
             reading.list_kernels,
             reading.show_kernel,

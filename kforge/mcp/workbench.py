@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from kforge.backends.cpp.build import build
 from kforge.backends.cpp.disassembly import disassemble
@@ -19,14 +20,20 @@ from kforge.mcp.failures import CallFailed, Refusal, bad_input
 from kforge.mcp.jobs import Subject
 from kforge.mcp.subjects import candidate_of, measurable, template_of, workload_at
 from kforge.mcp.tuning import tune
+from kforge.models import load as load_model
 from kforge.registry.ask import open_snapshot
 from kforge.registry.database import Registry, RegistryBusy
+from kforge.registry.naming import kernel_named
 from kforge.registry.snapshot import Snapshot
 from kforge.registry.store import Store
 from kforge.targets.files import load_target
 from kforge.tuner import attempt as trying
 from kforge.tuner.attempt import Attempt
 from kforge.tuner.contenders import incumbent
+from kforge.tuner.journal import RunFolder
+from kforge.tuner.options import TuneOptions
+from kforge.tuner.progress import Silent
+from kforge.tuner.promoting import promote, refusal
 
 Tell = Callable[[str], None]
 _LOCK = "kforge mcp"
@@ -81,6 +88,8 @@ class Workbench:
                 return self._tuned(job, tell)
             case jobs.SubmitJob():
                 return self._submitted(job, tell)
+            case jobs.PromoteJob():
+                return self._promoted(job, tell)
 
     def _host(self) -> Target:
         if self._target is None:
@@ -211,6 +220,48 @@ class Workbench:
             pairs=verdict.pairs,
             kernel=handed.kernel,
         )
+
+    def _promoted(self, job: jobs.PromoteJob, tell: Tell) -> measured.Promoted:
+        target, kernel = self._host(), kernel_named(job.kernel, open_snapshot().kernels)
+        if why := refusal(kernel, target):
+            raise bad_input(f"kernel {kernel.id}: {why}")
+        self.close()  # its processes keep memory and awake cores that the engines are to have
+        name = Path(job.model).stem
+        options = TuneOptions(model=job.model, batches=tuple(job.batches), context=job.context, prefill=job.prefill,
+                              threads=job.threads or target.cores)
+        model = load_model(job.model)
+        with Registry.open() as registry, RunFolder.create(Path(job.runs), f"{name}-promote") as folder, _as_busy():
+            done = promote(kernel, model, options, folder, registry, target, _Telling(tell))
+        engine = [
+            measured.EngineMode(
+                mode=v.mode,
+                gain=v.gain,
+                lower=v.lower,
+                upper=v.upper,
+                same_tokens=v.same_tokens,
+                calls=v.calls,
+                pairs=v.pairs,
+                floor=v.floor,
+                promotes=v.promotes,
+            )
+            for v in done.verdicts
+        ]
+        return measured.Promoted(
+            kernel=done.kernel, state=done.state.value, reason=done.reason, run=folder.id, engine=engine
+        )
+
+
+class _Telling(Silent):
+    """A watcher that passes stages and notes on."""
+
+    def __init__(self, tell: Tell):
+        self._tell = tell
+
+    def stage(self, text: str) -> None:
+        self._tell(text)
+
+    def note(self, text: str) -> None:
+        self._tell(text)
 
 
 @contextlib.contextmanager

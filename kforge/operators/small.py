@@ -139,7 +139,7 @@ class Argmax(Operator):
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
         """In turn, from row to row and from seed to seed, a row has its maximum at its end, at its beginning, at a
         random place and up to two more times behind it, or at a random place. In a ONE_HOT row with a negative value
-        zeros tie. The last of several rows of NAN has no number above minus infinity."""
+        zeros tie. The first row of NAN begins with one, the last of several has no number above minus infinity."""
         import numpy as np
 
         rng = np.random.default_rng([seed, 8])
@@ -151,9 +151,11 @@ class Argmax(Operator):
             row[where], row[place] = row[place], largest
             if (seed + i) % 4 == 2:
                 row[rng.integers(place, len(row), 2)] = largest
-        if distribution is Distribution.NAN and len(logits) > 1:
-            logits[-1] = np.nan
-            logits[-1, rng.integers(0, logits.shape[1]):] = rng.choice([np.nan, -np.inf])
+        if distribution is Distribution.NAN:
+            logits[0, 0] = np.nan
+            if len(logits) > 1:
+                logits[-1] = np.nan
+                logits[-1, rng.integers(0, logits.shape[1]):] = rng.choice([np.nan, -np.inf])
         return {"logits": np.ascontiguousarray(logits)}
 
     def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:

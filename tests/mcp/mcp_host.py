@@ -68,9 +68,10 @@ class Place:
         return [sys.executable, "-m", "kforge.cli.main", "mcp", "--runs-dir", str(self.runs), *words]
 
 
-def over_stdio(place: Place, body: Callable[[Client], Awaitable[None]]) -> None:
-    """Runs ``body`` with a client of a server that is its child; nothing of the server is left afterwards."""
-    command, *words = place.command()
+def over_stdio(place: Place, body: Callable[[Client], Awaitable[None]], *more: str) -> None:
+    """Runs ``body`` with a client of a server that is its child; nothing of the server is left afterwards. ``more``:
+    words of its command."""
+    command, *words = place.command(*more)
     log = place.home / "stderr.txt"
 
     async def main() -> None:
@@ -87,9 +88,9 @@ def over_stdio(place: Place, body: Callable[[Client], Awaitable[None]]) -> None:
 
 
 @contextmanager
-def http_server(place: Place) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def http_server(place: Place, *more: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Its address and process. It ends by SIGTERM, with exit code 130."""
-    command = place.command("--http", "--port", "0")
+    command = place.command("--http", "--port", "0", *more)
     process = subprocess.Popen(command, env=place.env, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     try:
         assert process.stderr is not None
@@ -102,6 +103,17 @@ def http_server(place: Place) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     finally:
         process.kill()
         process.wait()
+
+
+def over_http(place: Place, body: Callable[[Client], Awaitable[None]], *more: str) -> None:
+    """The same over HTTP on loopback."""
+
+    async def main(url: str) -> None:
+        async with http_client(url) as client:
+            await body(client)
+
+    with http_server(place, *more) as (url, _):
+        anyio.run(main, url)
 
 
 @asynccontextmanager

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mcp import Client
-from mcp_host import AXES, SOURCE, Place, answer, failure, host_target, over_stdio
+from mcp_host import AXES, SOURCE, Place, answer, failure, host_target, over_http, over_stdio
 
 from kforge.backends.cpp.build import build
+from kforge.backends.defaults import default_kernel
 from kforge.backends.handwritten import from_text
 from kforge.core.kernel import KernelState
 from kforge.core.trial import Artifact, Decision, NumericsClass, Verdict
 from kforge.core.workload import Problem, Workload
+from kforge.models import load
+from kforge.models.synth import synth
+from kforge.models.workloads import workloads
 from kforge.registry.ask import open_snapshot
 from kforge.registry.database import Registry
 from kforge.targets.noise import Noise, NoiseClass, save_noise
@@ -26,10 +31,10 @@ SLOW = SOURCE.replace(
 )
 
 
-def slow_incumbent(home: Path) -> str:
-    """A promoted kernel that does all work forty times, on a machine that is known to be busy."""
+def slow_incumbent(home: Path, problem: Problem = PROBLEM, text: str = SLOW, **at: int) -> str:
+    """A promoted kernel that does all work many times, on a machine that is known to be busy."""
     target = host_target()
-    slow = from_text("slow.cc", SLOW, PROBLEM, target, {}, NumericsClass.EXACT)
+    slow = from_text("slow.cc", text, problem, target, {}, NumericsClass.EXACT)
     artifact = build(slow, target)
     assert isinstance(artifact, Artifact)
     for threads in range(1, target.cores + 1):
@@ -37,8 +42,8 @@ def slow_incumbent(home: Path) -> str:
     with Registry.open(home / "registry.db") as registry:
         registry.begin_run("earlier", "toy", target.identity, home)
         verdict = Verdict(Decision.ACCEPTED, slow.hash, "d", 0.5, 0.4, 0.6, 50, 5, 0.0)
-        at = Workload.of(PROBLEM, T=4)
-        record = record_of(slow, artifact, verdict, None, at, target, "earlier", Seconds(1e-4, 2e-4))
+        where = Workload.of(problem, **at or {"T": 4})
+        record = record_of(slow, artifact, verdict, None, where, target, "earlier", Seconds(1e-4, 2e-4))
         number = registry.accept(record, artifact.data, slow.source, {})
         registry.set_state(number, KernelState.PROMOTED, "for the test")
     return slow.hash
@@ -81,3 +86,58 @@ def test_a_kernel_goes_from_a_client_to_the_judge_and_into_the_registry(place: P
         KernelState.PROMOTED,
         KernelState.ACCEPTED,
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", [over_stdio, over_http])
+def test_a_client_goes_from_a_model_s_workloads_to_a_promoted_kernel(
+    place: Place, monkeypatch: pytest.MonkeyPatch, over: Callable[..., None]
+):
+    monkeypatch.setenv("KFORGE_HOME", str(place.home))
+    file = place.home / "tiny.gguf"
+    synth("tiny-llama-test", "q4_0", file)
+    norm = next(
+        row.workload.problem
+        for row in workloads(load(file), (2,), (64,), 0)
+        if row.workload.problem.operator == "rms_norm" and not row.workload.problem.int("residual")
+    )
+    # The shipped kernel two hundred times over, which without a residual is the same.
+    entry, called = 'extern "C" void kforge_kernel(', "static __attribute__((noinline)) void once("
+    slow = slow_incumbent(
+        place.home,
+        norm,
+        default_kernel(norm, host_target()).source.replace(entry, called)
+        + f"\n{entry}const kf_launch *l) {{ for (int n = 0; n < 200; ++n) once(l); }}\n",
+        T=2,
+    )
+
+    async def body(client: Client) -> None:
+        name = next(
+            m["name"]
+            for m in answer(await client.call_tool("list_models", {}))["models"]
+            if m["what"] == "a model file"
+        )
+        wanted = {"model": name, "batch": [2], "context_length": [64], "prefill": 0}
+        rows = answer(await client.call_tool("list_workloads", wanted))["rows"]
+        row = next(r for r in rows if r["operator"] == "rms_norm" and not r["axes"]["residual"])
+        at = {"operator": "rms_norm", "axes": row["axes"]}
+        assert answer(await client.call_tool("lookup", at))["kernel"]["candidate"] == slow
+        path = answer(await client.call_tool("list_templates", {"operator": "rms_norm"}))["templates"][0]["path"]
+        text = answer(await client.call_tool("get_template", {"path": path}))["text"]
+        answer(await client.call_tool("write_source", {"name": "mine.cc.j2", "text": text}))
+        verdict = answer(await client.call_tool("submit", {"kernel": "mine.cc.j2", "threads": 1, **at}))
+        assert verdict["decision"] == "accepted", verdict
+        engine = {"model": name, "batch": [2], "context_length": 64, "prefill": 0, "threads": 1}
+        done = answer(await client.call_tool("promote", {"kernel": str(verdict["kernel"]), **engine}))
+        assert done["state"] == "promoted", done
+        (mode,) = done["engine"]
+        assert mode["same_tokens"] and mode["promotes"] and mode["calls"] > 10
+        assert mode["gain"] > 0, done
+        found = answer(await client.call_tool("lookup", at))
+        assert (found["tier"], found["kernel"]["number"]) == ("exact", verdict["kernel"])
+        told = failure(await client.call_tool("promote", {"kernel": str(verdict["kernel"]), **engine}))
+        assert (told["class"], "it is promoted" in told["reason"]) == ("bad_input", True)
+        told = failure(await client.call_tool("promote", {"kernel": "1", **engine, "model": "no-such-model"}))
+        assert "no model file 'no-such-model'" in told["reason"]
+
+    over(place, body, "--model", str(file))

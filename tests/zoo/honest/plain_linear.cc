@@ -12,7 +12,7 @@ extern "C" void kforge_kernel(const kf_launch *l) {
     const float *x = (const float *)t[0].data, *w = (const float *)t[1].data;
     float *out = (float *)t[2].data;
     const int64_t M = l->axes[0], xs = t[0].strides[0], os = t[2].strides[0];
-    for (int64_t n = l->thread; n < N; n += l->threads) {
+    for (int64_t n = N * l->thread / l->threads; n < N * (l->thread + 1) / l->threads; ++n) { /* lines of out of its own */
         const float *row = w + n / 16 * 16 * K + n % 16;
         for (int64_t m = 0; m < M; ++m) {
             float acc = 0;
