@@ -21,7 +21,7 @@ from kforge.interchange import evaluations, solutions
 from kforge.interchange.contracts import PACKED, definition_of, operator_of, tables_of, workload_of
 from kforge.interchange.mapping import workload_at
 from kforge.interchange.schema import Correctness, Definition, Environment, Evaluation, Solution, Trace
-from kforge.operators import Distribution, get, names
+from kforge.operators import Distribution, get, imported_names, names
 from kforge.registry.trials import Recorded, recorded
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class _Export:
         return True
 
     def _render(self, trial: Recorded) -> Candidate | None:
-        if trial.problem.operator not in names():
+        if trial.problem.operator not in (*names(), *imported_names()):
             return None
         template = next((t for t in templates.load(trial.problem.operator) if t.path == trial.template), None)
         if template is None:
@@ -189,7 +189,7 @@ class _Export:
 def _current(problem: Problem, version: int) -> bool:
     try:
         return get(problem.operator).version == version
-    except KeyError:
+    except (KeyError, KforgeError):  # of an import that is gone or broken
         return False
 
 

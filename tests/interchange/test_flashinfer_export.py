@@ -36,8 +36,11 @@ from kforge.interchange.dataset import Dataset, read
 from kforge.interchange.definitions import Kind, bring_in
 from kforge.interchange.export import Exported, export
 from kforge.interchange.schema import Status, Trace
-from kforge.operators import Distribution, get
+from kforge.operators import Distribution, get, import_file
 from kforge.operators.base import Role
+from kforge.operators.graph import Given, Graph, Op, Step
+from kforge.operators.graph import Kind as GivenKind
+from kforge.operators.import_record import GraphRecord, ImportRecord, write
 from kforge.registry.database import Registry
 from kforge.targets.files import save_target
 from kforge.targets.noise import Noise, NoiseClass, save_noise
@@ -308,6 +311,31 @@ def test_an_export_goes_only_into_a_folder_of_its_own(sent: Sent, tmp_path: Path
         with pytest.raises(KforgeError, match="not an empty folder"):
             export(registry, sent.folder, sent.target)
     assert not (tmp_path / "new").exists()
+
+
+def test_an_imported_operator_goes_out_with_kforges_own_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setenv("KFORGE_HOME", str(tmp_path))
+    x = Given("x", ("B", 8), GivenKind.ARGUMENT)
+    steps = (Step("s", Op.SIGMOID, ("x",), ("B", 8)), Step("y", Op.MUL, ("x", "s"), ("B", 8)))
+    graph = GraphRecord.of(Graph((x,), steps, ("y",)))
+    record = ImportRecord(name="swish", source="swish.py", source_hash="0" * 16, graph=graph, batch=16)
+    write(record, import_file("swish"))
+    problem = get("swish").workload.problem  # type: ignore[attr-defined]
+    definition = definition_of(problem)
+    assert own(definition) is not None
+    assert (definition.var, definition.inputs["x"].shape, definition.outputs["out"].shape) == (
+        ("B",),
+        ("B", "x_1"),
+        ("B", "out_1"),
+    )
+    names: dict = {}
+    exec(compile(definition.reference, "reference", "exec"), names)  # kforge's own text
+    given = torch.linspace(-3, 3, 24).reshape(3, 8)
+    torch.testing.assert_close(names["run"](given), given * torch.sigmoid(given))
 
 
 # silu_mul, all of it forty times over; the barrier keeps the compiler from noticing.
