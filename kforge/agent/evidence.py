@@ -166,7 +166,7 @@ def sheet(situation: Situation, ideas: Sequence[Idea]) -> Sheet:
         situation.target,
         situation.threads,
         tree.promise(situation),
-        TimeFacts(empty.seconds, empty.spread) if empty else None,
+        TimeFacts(empty.seconds, 0.0) if empty else None,  # the least of its batches
         tuple(_bucket(bucket, situation, clock) for bucket in task.buckets),
         tuple(_template(template, situation, clock) for template in situation.templates),
         tuple(PointFacts(t.point.name, clock.times([t])) for t in situation.tried[:_MOST_POINTS]),

@@ -19,7 +19,7 @@ STAGNANT = 3  # ideas without progress, one after another, before another approa
 FRUITLESS = 6  # the same where most came to nothing that could be tried
 PATIENCE = 8  # and before a task is left alone
 CLOSE = 0.95  # of the limit: what is left is not worth a call
-_DISTURBED = 0.8  # of an empty call: nothing that works takes less
+_DISTURBED = 0.95  # of an empty call: nothing that works takes less
 WEIGHS = 0.02  # share of a task's time from which on a bucket counts
 FIRST_TRIALS = 6  # of a new template; those that stay in the race get twice as many, and so on
 MOST_TRIALS = 96
@@ -151,8 +151,8 @@ def shares(situation: Situation, best: Seconds) -> dict[str, float]:
 
 
 def empty_call(situation: Situation) -> Timing | None:
-    """What was measured of a call that does nothing; None where a call that works took clearly less: other load was in
-    the way then."""
+    """What was measured of a call that does nothing; None where one that works took less: other load was in the way
+    then."""
     best = min(best_seconds(situation.tried).values(), default=math.inf)
     found = situation.empty_call
     return found if found is not None and found.seconds * _DISTURBED <= best else None

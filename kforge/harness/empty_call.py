@@ -8,6 +8,7 @@ from kforge.core.workload import Problem, stable_hash
 from kforge.harness.timing import Plan, Stopwatch, calls_for, estimate
 
 _BATCHES = 15
+_LONGEST = 20e-6  # seconds of an empty call, beyond which other load was in the way of its estimate
 _SOURCE = """#include <kforge/abi.h>
 extern "C" void kforge_kernel(const kf_launch *) {}
 """
@@ -27,7 +28,7 @@ def time_empty(stopwatch: Stopwatch, plan: Plan) -> Timing | Failure:
     rough = estimate(stopwatch, plan)
     if isinstance(rough, Failure):
         return rough
-    calls = calls_for(plan, rough, overhead)
+    calls = calls_for(plan, min(rough, _LONGEST), overhead)
     found: list[float] = []
     for _ in range(_BATCHES):
         batch = stopwatch.quiet_batch(calls)

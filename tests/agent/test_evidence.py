@@ -138,6 +138,13 @@ def test_no_bucket_is_held_against_less_than_an_empty_call() -> None:
     assert facts.share == pytest.approx(1e3 * (0.8e-6 + 28e-6))
 
 
+def test_an_empty_call_that_takes_longer_than_one_that_works_was_disturbed_and_is_not_believed() -> None:
+    story = norm_story()
+    story.empty_call = Timing(2.2e-6, 3.0, 5, 1000)
+    facts = sheet(story.situation, [])
+    assert facts.empty_call is None and facts.buckets[0].least == pytest.approx(0.5e-6)
+
+
 def test_a_gain_that_times_cannot_tell_is_none(tmp_path: Path) -> None:
     story = norm_story()
     key = story.task.problem.key
