@@ -40,7 +40,7 @@ def bring_in(
     from kforge.interchange.dataset import read
 
     found = definitions.bring_in(read(path), adopt)
-    written = _write_kernels(found, kernels) if kernels is not None else {}
+    written = write_kernels(found, kernels) if kernels is not None else {}
     if as_json:
         print(json.dumps(_document(found, written), indent=1))
     else:
@@ -75,7 +75,7 @@ def export(
         print(f"  left out: {sentence}")
 
 
-def _write_kernels(found: Imported, folder: Path) -> dict[str, str]:
+def write_kernels(found: Imported, folder: Path) -> dict[str, str]:
     """Solution -> file. KforgeError for a folder that cannot be written."""
     from kforge.core.drafts import write_whole
     from kforge.core.errors import sentence_of

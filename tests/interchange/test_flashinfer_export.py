@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 from kforge.backends import templates
 from kforge.backends.cpp.build import build
 from kforge.backends.defaults import default_kernel, exact_templates
-from kforge.backends.handwritten import from_text
+from kforge.backends.handwritten import from_file, from_text
+from kforge.cli.flashinfer_bench import write_kernels
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelState
 from kforge.core.target import Target
@@ -223,6 +224,13 @@ def test_an_export_comes_back_in_as_the_same_problems_workloads_and_sources(sent
     assert {w.axes["M"] for w in placed[LINEAR].workloads} == {1, 2, 64}
     assert sent.kernels["linear"].source in {s.source for s in placed[LINEAR].solutions}
     assert not found.broken and not found.orphans
+
+
+def test_a_kernel_that_came_back_in_is_the_same_candidate_to_try(sent: Sent, tmp_path: Path) -> None:
+    files = write_kernels(bring_in(sent.dataset), tmp_path)
+    linear = sent.kernels["linear"]
+    (file,) = [Path(file) for name, file in files.items() if name.endswith(linear.hash)]
+    assert from_file(file, LINEAR, sent.target, {}, NumericsClass.EXACT).hash == linear.hash
 
 
 def test_an_export_that_was_changed_is_not_taken_for_kforges_own() -> None:
