@@ -29,11 +29,15 @@ from kforge.importing.scaling import Room
 from kforge.importing.sensitivity import flags_of
 from kforge.operators import import_file, names
 from kforge.operators.import_record import GraphRecord, ImportRecord, Original, Size, Text, first_fault, is_name, write
-from kforge.operators.imported import Imported, operations, value_bytes
+from kforge.operators.imported import Imported, operations, peak_bytes
 
 SECONDS = 180.0
-_ROOM_SHARE = 32  # of memory: a check holds inputs twice and their reference in float64 with its errors
-_MOST_SHARE = 4  # of memory, for all values of one call, whatever the user asks for
+# References are made anew for every draw of inputs: a call that takes more than that is checked for minutes.
+_ROOM = Room(128 << 20, 10_000_000_000)
+_ROOM_SHARE = 64  # of memory, where that is less
+_REFERENCE_SHARE = 4  # of memory, for the reference of one call, at most
+_WIDER = 6  # a value's bytes in the reference: three float64 instead of one float32
+_TRIES = 4  # with half the room each
 _CHILD_MEMORY = 12 << 30  # of address space: torch alone maps gigabytes
 _FILE_BYTES = 16 << 20
 _SOURCE_BYTES = 1 << 20
@@ -80,10 +84,9 @@ def import_operator(request: Request) -> Imported:
     """Reads, validates and keeps. Raises KforgeError that says why it cannot be imported."""
     text = _source(request.file)
     name = _name(request)
-    answer = _asked(request, text)
+    answer = _fitting(request, text)
     graph = answer.graph.made()
     batch = answer.batch if graph.dynamic else 1
-    _require_room(request, graph_bytes=value_bytes(graph, batch), count=operations(graph, batch))
     record = ImportRecord(
         name=name, source=plain(request.file.name + (f":{request.function}" if request.function else "")),
         source_hash=stable_hash(text), graph=answer.graph, batch=batch, originals=answer.originals,
@@ -148,12 +151,30 @@ def _name(request: Request) -> str:
     return name
 
 
-def _asked(request: Request, text: str) -> _Answer:
+def _fitting(request: Request, text: str) -> _Answer:
+    """What the child makes of it, with less room where what is made on the way is too much for a reference here.
+
+    Raises KforgeError where nothing helps, or sizes are not to be scaled.
+    """
+    memory = psutil.virtual_memory().total
+    for attempt in range(_TRIES if request.scale == "auto" else 1):
+        room = Room(min(_ROOM.bytes, memory // _ROOM_SHARE) >> attempt, _ROOM.operations)
+        answer = _asked(request, text, room)
+        graph = answer.graph.made()
+        batch = answer.batch if graph.dynamic else 1
+        peak, count = peak_bytes(graph, batch), operations(graph, batch)
+        if _WIDER * peak <= memory // _REFERENCE_SHARE and count <= 4 * REFERENCE_OPERATIONS:
+            return answer
+    raise KforgeError(f"{request.file} takes {peak / 2**20:.0f} MiB and {count / 1e9:.0f} G operations with all that "
+                      "it makes on its way, too much to check here: give --scale 2, 4 or more")
+
+
+def _asked(request: Request, text: str, room: Room) -> _Answer:
     """What the child makes of it."""
     inputs = example_inputs(request.inputs)
     job = {"label": plain(request.file.name), "function": request.function, "scale": request.scale,
            "inputs": [[item.name, list(item.shape)] for item in inputs],
-           "room": {"bytes": room().bytes, "operations": room().operations}}
+           "room": {"bytes": room.bytes, "operations": room.operations}}
     with draft_folder() as work:
         (work / PROBLEM).write_text(text, encoding="utf-8")
         (work / JOB).write_text(json.dumps(job))
@@ -177,19 +198,6 @@ def _validated(file: Path, said: bytes) -> _Answer:
         return _Answer.model_validate_json(said)
     except ValidationError as error:
         raise KforgeError(f"{file} cannot be imported: its graph is none of ours ({first_fault(error)})") from None
-
-
-def room() -> Room:
-    """What a problem may take on this machine."""
-    return Room(psutil.virtual_memory().total // _ROOM_SHARE, REFERENCE_OPERATIONS)
-
-
-def _require_room(request: Request, graph_bytes: int, count: int) -> None:
-    """Whatever the child did, the reference must be affordable here."""
-    most = psutil.virtual_memory().total // _MOST_SHARE
-    if 6 * graph_bytes > most or count > 4 * REFERENCE_OPERATIONS:
-        raise KforgeError(f"{request.file} takes {graph_bytes / 2**20:.0f} MiB and {count / 1e9:.0f} G operations with "
-                          "all that it makes on its way, too much to check here: give --scale 2, 4 or more")
 
 
 def readable() -> tuple[str, ...]:

@@ -101,6 +101,6 @@ def _is_batch(name: str) -> bool:
 def _helps(before: Extent, after: Extent, room: Room | None) -> bool:
     if room is None:
         return after.bytes < before.bytes or after.operations < before.operations
-    fewer_bytes = after.bytes <= _WORTH_IT * before.bytes
-    fewer_operations = after.operations <= _WORTH_IT * before.operations
-    return (before.bytes > room.bytes and fewer_bytes) or (before.operations > room.operations and fewer_operations)
+    if before.bytes > room.bytes:  # first: a smaller batch would take operations off that smaller weights may take too
+        return after.bytes <= _WORTH_IT * before.bytes
+    return after.operations <= _WORTH_IT * before.operations

@@ -182,9 +182,17 @@ def operations(graph: Graph, batch: int) -> int:
     return sum(_step_operations(graph, step, batch) for step in graph.steps)
 
 
-def value_bytes(graph: Graph, batch: int) -> int:
-    """Bytes of everything that is given or made on the way, as float32."""
-    return 4 * sum(math.prod(concrete(shape, batch)) for shape in graph.shapes.values())
+def peak_bytes(graph: Graph, batch: int) -> int:
+    """Most bytes of values, as float32, that are needed at one time when the steps are taken in order."""
+    size = {name: 4 * math.prod(concrete(shape, batch)) for name, shape in graph.shapes.items()}
+    last = {name: i for i, step in enumerate(graph.steps) for name in step.inputs}
+    kept = {*(given.name for given in graph.given), *graph.outputs}
+    live = peak = sum(size[given.name] for given in graph.given)
+    for i, step in enumerate(graph.steps):
+        live += size[step.name]
+        peak = max(peak, live)
+        live -= sum(size[name] for name in {*step.inputs, step.name} - kept if last.get(name, i) <= i)
+    return peak
 
 
 def _step_operations(graph: Graph, step: Step, batch: int) -> int:
