@@ -101,6 +101,8 @@ class Space:
 
 def difference(a: Point, b: Point) -> float:
     """Number of coordinates that differ, another template weighing most."""
+    laid = 2.0 * (a.rows != b.rows)
+    if a.template == b.template:  # then the parameters are the same, in the same order
+        return laid + sum(mine != other for mine, other in zip(a.params, b.params, strict=True))
     mine, other = dict(a.params), dict(b.params)
-    unequal = sum(mine.get(k) != other.get(k) for k in mine.keys() | other.keys())
-    return 10.0 * (a.template != b.template) + 2.0 * (a.rows != b.rows) + unequal
+    return 10.0 + laid + sum(mine.get(k) != other.get(k) for k in mine.keys() | other.keys())

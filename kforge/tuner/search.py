@@ -24,6 +24,7 @@ from kforge.tuner.study_file import open_study_file
 
 POINT = "kforge_point"  # user attribute that names the point a trial stands for
 FAR_BEHIND = 1.5  # times the best: more than any parameter of a template has been seen to make up
+_STRIDE = 7919  # prime: points taken so are spread over a space
 FAILURES = 3  # points that may fail before a template of which none ran is given up
 
 
@@ -48,6 +49,7 @@ class TaskSearch:
         self._turn = itertools.cycle(self.buckets)
         self._dropped: set[str] = set()
         self._distributions = _distributions(space)
+        self._templates = cast(tuple[str, ...], self._distributions["template"].choices)
         self._studies = {
             bucket: optuna.create_study(
                 storage=storage,
@@ -87,14 +89,19 @@ class TaskSearch:
             if seed not in taken:
                 return seed
         self._drop_slow_templates()
-        live = [p for p in self.space.points if p.template not in self._dropped and p not in taken]
-        if not live:
+        if all(template in self._dropped for template in self._templates):
             return None
         study = self._studies[next(self._turn)]
         trial = study.ask()
         wanted = self._suggested(trial)
         study.tell(trial, state=TrialState.FAIL)  # the real outcome is told for the point that is really measured
-        return min(live, key=lambda p: difference(p, wanted))
+        if wanted in self.space and wanted not in taken and wanted.template not in self._dropped:
+            return wanted  # as often as not, and a look at all points of a large space takes longer than a trial
+        live = [p for p in self.space.points if p.template not in self._dropped and p not in taken]
+        alike = [p for p in live if p.template == wanted.template]
+        if not alike:  # nothing is left of that template, and others are not near it: anything
+            return live[_STRIDE * len(taken) % len(live)] if live else None
+        return min(alike, key=lambda p: difference(p, wanted))
 
     def _drop_slow_templates(self) -> None:
         """A template that is far behind in every bucket at its own best so far gets no more of the time."""
@@ -106,9 +113,8 @@ class TaskSearch:
                 self._dropped.add(template)
 
     def _suggested(self, trial: optuna.Trial) -> Point:
-        templates = sorted({p.template for p in self.space.points})
-        template = trial.suggest_categorical("template", templates)
-        rows = trial.suggest_categorical("rows", sorted({p.rows for p in self.space.points}))
+        template = trial.suggest_categorical("template", self._templates)
+        rows = cast(int, trial.suggest_categorical("rows", self._distributions["rows"].choices))
         params: dict[str, Attr] = {}
         for name, distribution in self._distributions.items():
             owner, _, param = name.partition(":")
