@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from fake_model_server import Answer, FakeModelServer
 from situations import NORM, TARGET, Story, task_of
 
 from kforge.agent import prompts
@@ -24,6 +29,7 @@ from kforge.operators.graph import Given, Graph, Kind, Op, Step
 from kforge.operators.import_record import GraphRecord, ImportRecord, write
 from kforge.operators.imported import Imported
 from kforge.tuner.generated import placed
+from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.plan import Task, task_at
 
 NAME = "scaled_tail"
@@ -125,3 +131,35 @@ def test_a_template_for_it_must_be_relaxed(task: Task, template: Template, tmp_p
     assert isinstance(drafted(TEMPLATE.replace("[1, 2]", "[1, 4]")), Template)
     same = drafted(TEMPLATE)
     assert isinstance(same, Rejected) and same.duplicate  # of the generated one
+
+
+@pytest.mark.slow
+def test_a_models_template_for_an_imported_operator_competes(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    relu = Graph((Given("x", ("B", 64), Kind.ARGUMENT),), (Step("y", Op.RELU, ("x",), ("B", 64)),), ("y",))
+    record = ImportRecord(name="only_relu", source="a test", source_hash="0" * 16, graph=GraphRecord.of(relu), batch=32)
+    (home / "operators").mkdir(parents=True)
+    write(record, home / "operators" / "only_relu.json")
+    body = """const float *x = (const float *)launch->tensors[0].data;
+    float *out = (float *)launch->tensors[1].data;
+    for (int64_t i = launch->thread; i < 64 * launch->axes[0]; i += launch->threads) out[i] = x[i] < 0 ? 0.0f : x[i];"""
+    text = TEMPLATE.replace(NAME, "only_relu").replace("(void)launch;", body)
+    analysis = {"bottleneck": "fixed_cost", "evidence": "the time", "move": "write_new", "predicted_gain": 0.1,
+                "change": "one loop", "difficulty": 1}
+    steps = [Answer(calls=(("propose_next_move", json.dumps(analysis)),)),
+             Answer(calls=(("submit_template", json.dumps({"name": "one", "hypothesis": "h", "template": text})),))]
+    env = {name: value for name, value in os.environ.items() if "API_KEY" not in name}
+    with FakeModelServer(*steps).running() as server:
+        env |= {"KFORGE_HOME": str(home), "OPENAI_API_KEY": "sk-test", "OPENAI_BASE_URL": f"{server.url}/v1"}
+        command = [sys.executable, "-m", "kforge.cli.main", "tune", "only_relu", "--agent", "openai:some-model",
+                   "--max-tokens", "400000", "--max-calls", "2", "--budget", "40s", "--runs-dir",
+                   str(tmp_path / "runs")]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    lines = RunFolder.lines_of(run)
+    (proposal,) = [line.data for line in lines if line.kind is Event.PROPOSAL]
+    mine = [line.data["trial"] for line in lines if line.kind is Event.TRIAL
+            and line.data["trial"]["template"] == proposal["path"]]
+    assert mine and all(trial["failure"] is None for trial in mine)
+    assert any("y = relu(x)" in json.dumps(asked.body) for asked in server.asked)
