@@ -26,6 +26,7 @@ from rich.table import Table
 from kforge.agent.budget import spent_in
 from kforge.agent.opening import Agent
 from kforge.backends.defaults import default_kernel
+from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.target import Target
 from kforge.core.trial import Candidate, Decision, Verdict
 from kforge.core.workload import Workload
@@ -54,17 +55,21 @@ LLAMA, SMOL = "llama-3.2-1b:q4_0", "smollm2-135m"
 
 @dataclass(frozen=True)
 class Case:
-    """One call of one mode of a model: as many sequences, each at this context; a prefill chunk when ``prefill``."""
+    """One call of one mode of a model: as many sequences, each at this context; a prefill chunk when ``prefill``.
+    ``key``: a workload by itself, which no model's step calls."""
 
     name: str
     model: str
-    kind: CallKind
+    kind: CallKind | None = None
     sequences: int = 1
     context: int = 512
     prefill: bool = False
+    key: str = ""
 
     def workload(self) -> Workload:
         """As the engine calls it, at its bucket's tuning point."""
+        if self.key:
+            return Workload.parse(self.key)
         shape, _, form = self.model.partition(":")
         model = plan(shape, form) if shape in SHAPES else load(resolve(self.model))
         batches = () if self.prefill else (self.sequences,)
@@ -80,7 +85,7 @@ CASES = (
     Case("attention-512", LLAMA, CallKind.ATTENTION, 8, 512),
     Case("attention-4096", LLAMA, CallKind.ATTENTION, 8, 4096),
     Case("attention-prefill", LLAMA, CallKind.ATTENTION, 1, 512, prefill=True),
-    Case("rms-norm-32", LLAMA, CallKind.FFN_NORM, 32),
+    Case("rms-norm-32", LLAMA, key="rms_norm(H=2048,residual=1)@T=32"),
     Case("head-1", SMOL, CallKind.HEAD, 1),
 )
 
@@ -115,10 +120,9 @@ class Duel:
         self.case, self.repeat, self.args, self.target = case, repeat, args, target
         self.folder = folder / f"{case.name}-{repeat}"
         self.threads = args.threads or target.cores
-        with Registry.open(self.folder / "empty.db") as registry:
-            workload = case.workload()
-            rows = registry.snapshot().rows(workload.problem, target.identity)
-        self.task = OneLayout(workload.problem, (Bucket(workload, ()),), rows)
+        workload = case.workload()
+        whole = Task(workload.problem, (Bucket(workload, ()),))
+        self.task = OneLayout(whole.problem, whole.buckets, DEFAULT_ROWS if whole.packed else 0)
 
     @property
     def workload(self) -> Workload:
