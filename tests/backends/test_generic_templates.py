@@ -17,6 +17,7 @@ from kforge.backends.cpp.admission import admit
 from kforge.backends.cpp.build import build
 from kforge.backends.generic import templates_for
 from kforge.backends.templates import Params, Template
+from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Failure, NumericsClass
@@ -138,3 +139,27 @@ def test_values_between_regions_share_memory_once_they_are_read() -> None:
     text = templates_for(m.graph(x), "made")[0].text
     assert "slot1" in text
     assert "slot2" not in text
+
+
+def test_a_graph_of_too_many_sweeps_is_refused_in_a_sentence() -> None:
+    m = Maker()
+    x = m.argument("B", 32)
+    for _ in range(20):
+        x = m.softmax(m.linear(x, 32), 1)
+    with pytest.raises(KforgeError, match="made takes 40 sweeps"):
+        templates_for(m.graph(x), "made")
+    m = Maker()
+    x = m.argument("B", 32)
+    for _ in range(500):
+        x = m.tanh(x)
+    with pytest.raises(KforgeError, match="too deeply"):
+        templates_for(m.graph(x), "made")
+
+
+def test_a_space_stays_small_whatever_the_graph_holds(tmp_path: Path) -> None:
+    """A softmax beside a product, columns and elementwise work: parameters of everything."""
+    m = Maker()
+    y = m.softmax(m.linear(m.argument("B", 40), 40), 1)
+    graph = m.graph(y, m.sum(m.argument("B", 7, 40), dims=(1,)), m.permute(y, dims=(1, 0)))
+    template = loaded(graph, tmp_path)["tuned"]
+    assert len(template.space(operator_of(graph).problem, target())) < 20_000

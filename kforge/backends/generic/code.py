@@ -66,8 +66,7 @@ class Code:
         self._numbers = iter(names)
 
     def value(self, node: Node) -> str:
-        """The variable (a vector) that holds the node; all lanes are equal where it does not depend on the lanes' loop.
-        """
+        """The variable (a vector) that holds the node; lanes are equal where it does not depend on their loop."""
         if self.held.get(node, "").isidentifier():
             return self.held[node]
         for scope in self.scopes:
@@ -223,15 +222,22 @@ def number(value: float) -> str:
 
 
 def indented(lines: Iterable[str]) -> str:
-    """Lines of C++ and Jinja, indented by their braces."""
+    """Lines of C++ and Jinja, indented by their braces, and by little, as a template is bounded. Of alternatives each
+    begins where the first one did."""
     made, depth = [], 0
+    begun: list[int] = []
     for line in lines:
         text = line.strip()
+        if text.startswith("{% if"):
+            begun.append(depth)
+        elif text.startswith(("{% el", "{% endif")):
+            depth = begun[-1] if text.startswith("{% el") else depth
+            begun = begun[:-1] if text.startswith("{% endif") else begun
         if text.startswith(("{%", "#")) or not text:
             made.append(text)
             continue
         balance = text.count("{") - text.count("}")
-        made.append("    " * (depth - text.startswith("}")) + text)
+        made.append("  " * (depth - text.startswith("}")) + text)
         depth += balance
     return "\n".join(made)
 

@@ -10,8 +10,7 @@ from kforge.operators.graph import AXIS, Extent, Shape
 
 
 class Split(Exception):
-    """A loop has to be split, its inner part running over ``inner``, before an index of ``value`` can be written down.
-    """
+    """A loop must be split, its inner part running over ``inner``, before an index of ``value`` can be written."""
 
     def __init__(self, loop: str, inner: int, value: str) -> None:
         super().__init__(loop, inner, value)

@@ -1,5 +1,4 @@
-"""Loops of a region: split where an index asks for it, joined where memory allows, and one of them along the vectors.
-"""
+"""Loops of a region: split where an index asks for it, joined where memory allows, one of them along vectors."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def _split(loop: Loop, splits: dict[str, int]) -> tuple[Loop, ...]:
 
 
 def with_splits(make: Callable[[dict[str, int]], T], whole: tuple[str, ...] = ()) -> T:
-    """What ``make`` makes once all loops are split that have to be. Raises Opaque where one of ``whole`` would have to.
-    """
+    """What ``make`` makes once loops are split that have to be. Raises Opaque where one of ``whole`` would have to."""
     splits: dict[str, int] = {}
     while True:
         try:

@@ -62,8 +62,7 @@ class Target:
 
 
 class NestCode:
-    """``lines(way)``: the body of the region's function; ``areas(way)``: C++ of the floats that a thread needs for it.
-    """
+    """``lines(way)``: the body of the region's function; ``areas(way)``: C++ of the floats that a thread needs."""
 
     def __init__(self, plan: Plan, nest: Nest) -> None:
         self._plan, self._nest = plan, nest
@@ -427,22 +426,16 @@ class NestCode:
         lines += [
             "{",
             f"int64_t {at} = c0;",
-            "{% if unroll > 1 %}",
-            f"for (; {at} + {{{{ unroll }}}} * W <= c1; {at} += {{{{ unroll }}}} * W) {{",
-            _EACH,
+            "{% for many in [unroll, 1] | unique %}",
+            f"for (; {at} + {{{{ many }}}} * W <= c1; {at} += {{{{ many }}}} * W) {{",
+            "{% for u in range(many) %}",
             "{",
             f"const int64_t j = {at} + {{{{ u }}}} * W;",
             *whole,
             "}",
             _END,
             "}",
-            "{% endif %}",
-            f"for (; {at} + W <= c1; {at} += W) {{",
-            "{% for u in [0] %}",
-            f"const int64_t j = {at};",
-            *whole,
             _END,
-            "}",
             f"if ({at} < c1) {{",
             "{% for u in [0] %}",
             f"const int64_t j = {at}, n = c1 - j;",

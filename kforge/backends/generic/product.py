@@ -44,8 +44,7 @@ class Target:
 
 
 class ProductCode:
-    """``functions(n)``: of region n, the one called ``region_n`` last. ``shared``: whether B may be packed as a whole.
-    """
+    """``functions(n)``: of region n, ``region_n`` the last of them. ``shared``: whether B may be packed whole."""
 
     def __init__(self, plan: Plan, product: Product) -> None:
         self._plan, self._product = plan, product

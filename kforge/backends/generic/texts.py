@@ -13,10 +13,13 @@ from kforge.backends.generic.nest import NestCode, Way
 from kforge.backends.generic.plan import Nest, Plan, Product, Region, plan
 from kforge.backends.generic.product import Function, ProductCode
 from kforge.backends.generic.rewrites import simplified
+from kforge.core.errors import KforgeError
 from kforge.core.workload import Attr
 from kforge.operators.graph import AXIS, Graph, Shape
 
 _VARIABLE = re.compile(r"\b(?:in|out|t)\d+(?:_s\d+)?\b")
+_LARGEST = 128 << 10  # bytes of a template: what the rendering reads
+_Ways = Callable[[NestCode], tuple[Way, ...]]  # those of a nest that a template has
 _SHALLOW = 64  # k: products up to here write more than they compute
 _FAR = 16 << 20  # bytes of outputs: those of larger calls are written past the caches
 _LEGAL_WIDTH = "(width == 16 and avx512f) or (width == 8 and avx2) or (width == 4 and not avx2)"
@@ -40,9 +43,22 @@ class _Param:
 
 def templates_for(graph: Graph, operator: str) -> list[TemplateText]:
     """Templates of class *relaxed* for an operator that computes ``graph``: ``plain``, whose choices are made, and
-    ``tuned``, the same computation with parameters for all of them."""
-    program = _Program(graph)
-    return [TemplateText("plain", program.plain(operator)), TemplateText("tuned", program.tuned(operator))]
+    ``tuned``, the same computation with parameters for all of them.
+
+    One that would be larger than a template may be is left out. Raises KforgeError when none is left.
+    """
+    try:
+        program = _Program(graph)
+    except RecursionError:
+        raise KforgeError(f"{operator} has steps nested too deeply for a kernel to be generated") from None
+    made = [TemplateText("plain", program.plain(operator)), TemplateText("tuned", program.tuned(operator))]
+    if not (fitting := [text for text in made if len(text.text) <= _LARGEST]):
+        least = min(len(text.text) for text in made)
+        raise KforgeError(
+            f"{operator} takes {len(program.codes)} sweeps, and a template of {least} bytes: no kernel is"
+            f" generated for it, as a template has at most {_LARGEST}; import a part of the function"
+        )
+    return fitting
 
 
 class _Program:
@@ -56,47 +72,47 @@ class _Program:
     def plain(self, operator: str) -> str:
         header = _header(operator, "every choice made, for any target", [_COMPILER], [])
         fixed = [f"{{% set {p.name} = {p.plain} %}}" for p in self._params()]
-        return "\n".join([header, *fixed, self._body()]) + "\n"
+        return "\n".join([header, *fixed, self._body(_first_way)]) + "\n"
 
     def tuned(self, operator: str) -> str:
         constraints = [_LEGAL_WIDTH]
         if self.products:
             constraints += [
                 "m_tile * n_vectors + n_vectors <= (30 if width == 16 else 15)",
-                "m_tile * n_vectors >= (16 if width == 16 else 8)",
+                "m_tile * n_vectors >= (24 if width == 16 else 12)",
             ]
         header = _header(operator, "vectors, tiles and blocks to be chosen", [*self._params(), _COMPILER], constraints)
-        return header + "\n" + self._body() + "\n"
+        return header + "\n" + self._body(_every_way) + "\n"
 
     def _params(self) -> list[_Param]:
+        """Beside a product, which takes most of the time, nests have few choices: a space is enumerated."""
         params = [_Param("width", (16, 8, 4), 16, "lanes")]
         if self.products:
             order = "tiles" if max(c.k for c in self.products) <= _SHALLOW else "panels"
             params += [
                 _Param("m_tile", (4, 6, 8, 12, 14), 14, "14 if lanes == 16 else 6 if lanes == 8 else 4"),
-                _Param("n_vectors", (1, 2, 3, 4), 2, "2"),
-                _Param("steps", (1, 4), 1, "1"),
-                _Param("k_block", (128, 256, 512), 256, "256"),
-                _Param("m_block", (96, 192, 384, 768), 384, "384"),
+                _Param("n_vectors", (2, 3, 4), 2, "2"),
+                _Param("k_block", (256, 512), 256, "256"),
+                _Param("m_block", (192, 384, 768), 384, "384"),
                 _Param("n_block", (512, 2048), 2048, "2048"),
                 _Param("order", ("panels", "tiles"), order, repr(order)),
             ]
         if any(c.shared for c in self.products):
             params.append(_Param("pack", ("own", "shared"), "own", "'own'"))
         if self.nests:
-            params.append(_Param("unroll", (1, 2, 4), 2, "2"))
+            params.append(_Param("unroll", (2, 4) if self.products else (1, 2, 4), 2, "2"))
         if columns := [c.column_choices for c in self.nests if c.columns]:
             tiles = min(columns, key=len)
             usual = tiles[len(tiles) // 2]
-            params.append(_Param("columns", tuple(tiles), usual, str(usual)))
+            params.append(_Param("columns", (usual,) if self.products else tuple(tiles), usual, str(usual)))
         if several := [c.ways for c in self.nests if len(c.ways) > 1]:
             choices = tuple(way.value for way in Way if any(way in ways for ways in several))
             params.append(_Param("way", choices, several[0][0].value, repr(several[0][0].value)))
         if any(not c.columns and not c.by_row for c in self.nests):
-            params.append(_Param("chunk", (1024, 8192, 65536), 8192, "8192"))
+            params.append(_Param("chunk", (8192,) if self.products else (1024, 8192, 65536), 8192, "8192"))
         return [*params, _Param("stream", ("large", "never"), "large", "'large'")]
 
-    def _body(self) -> str:
+    def _body(self, ways: _Ways) -> str:
         lines = [
             "#include <kforge/abi.h>",
             "#include <kforge/freestanding.h>",
@@ -116,17 +132,17 @@ class _Program:
         ]
         if self.products:
             lines += [*_sizes(max(c.k for c in self.products)), "", _MICRO, ""]
-        lines += self._call()
+        lines += self._call(ways)
         for number, region in enumerate(self.codes):
-            lines += ["", *self._functions(number, region)]
+            lines += ["", *self._functions(number, region, ways)]
         lines += ["", "}  // namespace", "", *self._entry()]
         return _BLANKS.sub("\n\n", indented(_each_line(lines)))
 
-    def _functions(self, number: int, made: NestCode | ProductCode) -> list[str]:
+    def _functions(self, number: int, made: NestCode | ProductCode, ways: _Ways) -> list[str]:
         if isinstance(made, ProductCode):
             functions = made.functions(number)
         else:
-            inside = _by_way(made, made.lines)
+            inside = _by_way(ways(made), made.lines)
             functions = [
                 Function(
                     f"static __attribute__((noinline)) void region_{number}(const Call &c) {{",
@@ -155,7 +171,7 @@ class _Program:
                 fields[f"{name}_s{dim}"] = f"launch->tensors[{i}].strides[{dim}]"
         return fields
 
-    def _call(self) -> list[str]:
+    def _call(self, ways: _Ways) -> list[str]:
         pointers: list[str] = []
         strides: list[str] = []
         for name in self._variables():
@@ -173,10 +189,10 @@ class _Program:
             "bool far; /* the outputs are larger than a cache */",
             "};",
             "",
-            *self._scratch(),
+            *self._scratch(ways),
         ]
 
-    def _scratch(self) -> list[str]:
+    def _scratch(self, ways: _Ways) -> list[str]:
         sizes = {slot: _floats(self.plan.scratch[pointer]) for pointer, slot in self.slots.items()}
         packed = "0"
         for product in self.products:
@@ -186,8 +202,8 @@ class _Program:
         for made in self.codes:
             if isinstance(made, ProductCode):
                 areas = f"more({made.areas()}, {areas})"
-            elif any(made.areas(way) != "0" for way in made.ways):
-                areas = f"more({''.join(_by_way(made, _area(made)))}, {areas})"
+            elif any(made.areas(way) != "0" for way in ways(made)):
+                areas = f"more({''.join(_by_way(ways(made), _area(made)))}, {areas})"
         names = [f"slot{i}" for i in range(len(sizes))]
         lines = [
             "/* Scratch, in floats: what all threads share, then an area for each. */",
@@ -310,9 +326,17 @@ def _floats(shape: Shape) -> str:
     return " * ".join(["B"] * (AXIS in shape) + parts) or "1"
 
 
-def _by_way(made: NestCode, text: Callable[[Way], list[str]]) -> list[str]:
-    """Text for each way of a nest, the first one wherever it has not the one that is chosen."""
-    first, *others = made.ways
+def _first_way(made: NestCode) -> tuple[Way, ...]:
+    return made.ways[:1]
+
+
+def _every_way(made: NestCode) -> tuple[Way, ...]:
+    return made.ways
+
+
+def _by_way(ways: tuple[Way, ...], text: Callable[[Way], list[str]]) -> list[str]:
+    """Text for each way, the first one wherever the one that is chosen is not among them."""
+    first, *others = ways
     lines: list[str] = []
     for way in others:
         lines += [f"{{% {'elif' if lines else 'if'} way == '{way}' %}}", *text(way)]
@@ -381,17 +405,6 @@ V::store(to, x);
 
 # Sums of r rows and kNr columns over a block of k, in registers: [r][kNr], starting at what stands there or at nothing.
 _MICRO = """\
-{% macro step(r, t) %}
-{% for q in range(n_vectors) %}
-const F b{{ t }}_{{ q }} = V::in_register(V::load(b + {{ t }} * kNr + {{ q }} * W));
-{% endfor %}
-{% for i in range(r) %}
-const F x{{ t }}_{{ i }} = V::splat(a[{{ t }} * kMr + {{ i }}]);
-{% for q in range(n_vectors) %}
-s{{ i }}_{{ q }} = V::madd(x{{ t }}_{{ i }}, b{{ t }}_{{ q }}, s{{ i }}_{{ q }});
-{% endfor %}
-{% endfor %}
-{% endmacro %}
 {% set heights = [1, 2, 4, 8, m_tile] | select('le', m_tile) | unique | sort | list %}
 {% for r in heights %}
 static __attribute__((noinline)) void micro_{{ r }}(const float *a, const float *b, int64_t depth, float *sums,
@@ -401,16 +414,16 @@ bool go_on) {
 F s{{ i }}_{{ q }} = go_on ? V::load(sums + {{ i }} * kNr + {{ q }} * W) : V::splat(0.0f);
 {% endfor %}
 {% endfor %}
-int64_t k = 0;
-{% if steps > 1 %}
-for (; k + {{ steps }} <= depth; k += {{ steps }}, a += {{ steps }} * kMr, b += {{ steps }} * kNr) {
-{% for t in range(steps) %}
-{{ step(r, t) }}
+for (int64_t k = 0; k < depth; ++k, a += kMr, b += kNr) {
+{% for q in range(n_vectors) %}
+const F b{{ q }} = V::in_register(V::load(b + {{ q }} * W));
 {% endfor %}
-}
-{% endif %}
-for (; k < depth; ++k, a += kMr, b += kNr) {
-{{ step(r, 0) }}
+{% for i in range(r) %}
+const F x{{ i }} = V::splat(a[{{ i }}]);
+{% for q in range(n_vectors) %}
+s{{ i }}_{{ q }} = V::madd(x{{ i }}, b{{ q }}, s{{ i }}_{{ q }});
+{% endfor %}
+{% endfor %}
 }
 {% for i in range(r) %}
 {% for q in range(n_vectors) %}
