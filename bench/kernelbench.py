@@ -349,6 +349,8 @@ def one(file: Path, target: Target, args: argparse.Namespace) -> Row:
         operator = import_operator(Request(file, name=name_of(file, args.problems), replace=True))
     except KforgeError as error:
         return Row(file.relative_to(args.problems).as_posix(), reason=str(error))
+    if operator.unfit:
+        return dataclasses.replace(_known(file, operator, args), reason="not tuned: flagged")
     try:
         tuned(operator.name, args)
         return compared(file, operator, target, args)

@@ -13,7 +13,11 @@ from kforge.core.kernel import Answer
 
 def lookup(
     operator: Annotated[str, typer.Argument(help="Operator, for instance linear.")],
-    axes: Annotated[list[str], typer.Argument(help="NAME=VALUE: static attributes and dynamic axes.")],
+    axes: Annotated[
+        list[str] | None,
+        typer.Argument(help="NAME=VALUE: static attributes and dynamic axes; those of an imported operator's example "
+                       "may be left out."),
+    ] = None,
     target: Annotated[str, typer.Option(help="Target name, or a TOML file.")] = "host",
     explain: Annotated[bool, typer.Option("--explain", help="Print why each entry was taken or refused.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -22,14 +26,14 @@ def lookup(
     from kforge.operators.axes import USUAL
     from kforge.registry.ask import ask, open_snapshot
 
-    given = _parse(axes)
+    given = _parse(axes or [])
     snapshot = open_snapshot()
     answer = ask(snapshot, operator, {**USUAL.get(operator, {}), **given}, target)
     if as_json:
         print(json.dumps(_document(answer), indent=1))
         return
     if answer.kernel is None:
-        print(f"{operator}: no tuned kernel; the shipped default serves")
+        print(f"{operator}: no tuned kernel; the default serves")
     else:
         kernel = answer.kernel
         promise = "promised" if answer.promised else "an estimate"

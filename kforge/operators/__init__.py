@@ -9,8 +9,10 @@ from pathlib import Path
 from kforge.core.paths import data_dir
 from kforge.operators.base import Bound, Cost, Distribution, Operator, Part, Residency, Role, TensorSpec
 
-__all__ = ["Bound", "Cost", "Distribution", "Operator", "Part", "Residency", "Role", "TensorSpec", "get", "import_file",
-           "imported_names", "names"]
+__all__ = ["IMPORTED_VERSION", "Bound", "Cost", "Distribution", "Operator", "Part", "Residency", "Role", "TensorSpec",
+           "get", "import_file", "imported_names", "names"]
+
+IMPORTED_VERSION = 1  # of what all imported operators promise: a kernel checked under another one is stale
 
 _WHERE = {
     "embedding": ("embedding", "Embedding"),

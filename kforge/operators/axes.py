@@ -26,6 +26,8 @@ def workload_of(operator: str, axes: Mapping[str, Attr], rows: Callable[[Problem
     if operator not in (known := (*names(), *imported_names())):
         raise KforgeError(f"there is no operator {operator!r}; there are {', '.join(known)}")
     contract = get(operator)
+    if why := contract.unfit:
+        raise KforgeError(f"{operator} is flagged: {why}; a wrong kernel would pass its checks, so none is tried")
     axes = {**contract.usual, **axes}
     known = (*contract.static_axes, *contract.dynamic_axes)
     if unknown := [n for n in axes if n not in known]:

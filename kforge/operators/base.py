@@ -116,6 +116,7 @@ class Operator(ABC):
     dynamic_axes: ClassVar[tuple[str, ...]]  # the order in kf_launch.axes
     scalar_names: ClassVar[tuple[str, ...]] = ()
     usual: Mapping[str, Attr] = MappingProxyType({})  # axes where a question does not say
+    unfit: str = ""  # why checks with it would say nothing
     row_axis: str = ""  # the dynamic axis that counts rows independent of one another, where there is one
 
     @abstractmethod

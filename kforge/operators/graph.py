@@ -150,7 +150,7 @@ class Graph:
             [[s.op.value, [number[n] for n in s.inputs], list(s.shape), s.value, list(s.dims), list(s.bounds)]
              for s in self.steps],
             [number[n] for n in self.outputs],
-        ], 7)
+        ], 15)
         return f"g{digits}"
 
 

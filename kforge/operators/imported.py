@@ -11,7 +11,7 @@ from kforge.core.dtypes import DType
 from kforge.core.errors import KforgeError
 from kforge.core.layout import Layout
 from kforge.core.workload import Problem, Workload
-from kforge.operators import buckets, numerics
+from kforge.operators import IMPORTED_VERSION, buckets, numerics
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
 from kforge.operators.graph import AXIS, ELEMENTWISE, REDUCTIONS, Given, Graph, Kind, Op, Shape, Step, concrete
 from kforge.operators.import_record import ImportRecord
@@ -45,6 +45,7 @@ class Imported(Operator):
     A NaN or an infinity comes out as IEEE arithmetic has it; a maximum, a minimum or a comparison may drop a NaN.
     """
 
+    version = IMPORTED_VERSION
     static_axes = ("graph",)
     dynamic_axes = ("B",)
 
@@ -54,6 +55,7 @@ class Imported(Operator):
         self.graph: Graph = record.graph.made()
         self.batch = record.batch
         self.usual = {"graph": self.graph.hash, "B": self.batch}
+        self.unfit = "; ".join(record.flags)
         self.row_axis = "B" if _rows_are_independent(self.graph) else ""
         self._scales: dict[Distribution, float | None] = {}
 

@@ -8,6 +8,7 @@ Every value of a graph is carried in float64 as an ``Approx``, per element:
 - ``scale`` s: the same sums and products over absolute values, |r| for what a function returns. An operation rounds by
   ``U s``, not by ``U |r|``: an evaluation that adds terms in another order, or multiplies before it subtracts, rounds
   values as large as that.
+  Whole numbers below 2^12 without an error, and factors of 0 and of 1, round nothing: masks stay sure.
 - ``low``, one number for all elements: no evaluation goes below it (a sum of squares not below 0, with an eps not below
   eps), so that roots and reciprocals of what is nearly zero are bounded.
 
@@ -119,7 +120,18 @@ def _any(masks: list[np.ndarray]) -> np.ndarray:
 
 def add(a: Approx, b: Approx) -> Approx:
     scale = a.scale + b.scale
-    return settled(a.value + b.value, a.error + b.error + U * scale, scale, a.low + b.low, (a, b))
+    rounding = np.where(_whole(a) & _whole(b), 0.0, U * scale)
+    return settled(a.value + b.value, a.error + b.error + rounding, scale, a.low + b.low, (a, b))
+
+
+def _whole(a: Approx) -> np.ndarray:
+    """Where it is surely a whole number, and so small that neither a sum nor a product of two rounds: counts, masks."""
+    return (a.error == 0) & (np.abs(a.value) <= 2**12) & (a.value == np.rint(a.value))
+
+
+def _unit(a: Approx) -> np.ndarray:
+    """Where it is surely 0, 1 or -1: a factor that rounds nothing."""
+    return (a.error == 0) & np.isin(np.abs(a.value), (0.0, 1.0))
 
 
 def negate(a: Approx) -> Approx:
@@ -128,7 +140,8 @@ def negate(a: Approx) -> Approx:
 
 def multiply(a: Approx, b: Approx) -> Approx:
     scale = a.scale * b.scale
-    error = np.abs(a.value) * b.error + np.abs(b.value) * a.error + a.error * b.error + U * scale + ETA
+    error = np.abs(a.value) * b.error + np.abs(b.value) * a.error + a.error * b.error
+    error += np.where((_whole(a) & _whole(b)) | _unit(a) | _unit(b), 0.0, U * scale + ETA)
     low = a.low * b.low if min(a.low, b.low) >= 0 else UNBOUNDED
     # An infinity times what may be 0 or of either sign is anything.
     sure = _decided(a) & _decided(b)

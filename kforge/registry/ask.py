@@ -23,11 +23,11 @@ def open_snapshot(path: Path | None = None) -> Snapshot:
 
 def asker(target: Target) -> Asker:
     """Who asks, on ``target``: its identity, its kin (same ISA, other core counts) and its toolchain."""
-    from kforge.operators import get, names
+    from kforge.operators import IMPORTED_VERSION, get, imported_names, names
 
     compilers = tuple(f"{c.name} {c.version}" for c in target.compilers)
-    versions = tuple((name, get(name).version) for name in names())
-    return Asker(target.identity, Toolchain(ABI_VERSION, versions, compilers), siblings(target))
+    versions = {name: get(name).version for name in names()} | dict.fromkeys(imported_names(), IMPORTED_VERSION)
+    return Asker(target.identity, Toolchain(ABI_VERSION, tuple(versions.items()), compilers), siblings(target))
 
 
 def siblings(target: Target) -> tuple[str, ...]:

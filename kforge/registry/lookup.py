@@ -70,7 +70,7 @@ def lookup(snapshot: Snapshot, problem: Problem, dynamic: Mapping[str, int], ask
     if kin:
         best = min(kin, key=lambda k: (_distance(k.bucket, point), k.id))
         return _take(best, Tier.SIBLING, f"measured on {best.target_name}: an estimate here", trace, asker)
-    trace.append(Step(Tier.DEFAULT, problem.key, True, "nothing measured is near enough: the shipped default serves"))
+    trace.append(Step(Tier.DEFAULT, problem.key, True, "nothing measured is near enough: the default serves"))
     return Answer(None, Tier.DEFAULT, tuple(trace))
 
 

@@ -67,8 +67,10 @@ def tune_operator(
 def operator_task(operator: Imported, options: TuneOptions) -> Task:
     """The operator at the buckets of the batches asked for, else at the one that it was imported with.
 
-    Raises KforgeError for batches of an operator that has none.
+    Raises KforgeError for batches of an operator that has none, and for a flagged one.
     """
+    if why := operator.unfit:
+        raise KforgeError(f"{operator.name} is flagged: {why}; a wrong kernel would pass its checks, so none is tuned")
     if options.batches and not operator.graph.dynamic:
         raise KforgeError(f"{operator.name} is defined for one shape only: leave --batch out")
     return task_at(operator.problem, [{"B": batch} for batch in options.batches or (operator.batch,)])

@@ -53,7 +53,7 @@ def refused(done: subprocess.CompletedProcess[str], *says: str, code: int = 2) -
     [
         (("frobnicate",), "No such command 'frobnicate'"),
         (("tune", "--frob"), "No such option: --frob; see: kforge tune --help"),
-        (("lookup", "linear"), "Missing argument"),
+        (("lookup", "linear"), "linear lacks K=..., N=..., weight=..., M=..."),
         (("lookup", "convolution", "K=1"), "no operator 'convolution'"),
         ((*LINEAR, "Q=1"), "no axis Q"),
         (LINEAR, "lacks M="),

@@ -11,8 +11,12 @@ from typer.testing import CliRunner
 
 from kforge.cli.operator import app
 from kforge.core.errors import KforgeError
-from kforge.operators import import_file
+from kforge.operators import get, import_file
+from kforge.operators.axes import workload_of
 from kforge.operators.import_record import Original, write
+from kforge.operators.imported import Imported
+from kforge.tuner.options import TuneOptions
+from kforge.tuner.tune_operator import operator_task
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "operators"))
 from imported_graphs import record_of, softmax
@@ -64,3 +68,12 @@ def test_list_shows_broken_ones_too_and_rm_forgets() -> None:
 def test_an_unknown_name_is_told() -> None:
     with pytest.raises(KforgeError, match="there is no imported operator 'other'; there is soft"):
         CliRunner().invoke(app, ["show", "other"], catch_exceptions=False)
+
+
+def test_nothing_is_tried_on_a_flagged_operator() -> None:
+    operator = get("soft")
+    assert isinstance(operator, Imported)
+    with pytest.raises(KforgeError, match="soft is flagged: its output hardly depends on its input: not c"):
+        operator_task(operator, TuneOptions(operator="soft", batches=()))
+    with pytest.raises(KforgeError, match="soft is flagged"):
+        workload_of("soft", {}, lambda problem: 0)

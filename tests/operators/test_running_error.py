@@ -171,3 +171,22 @@ def test_a_nan_may_be_lost_in_a_maximum() -> None:
         assert held(bound, np.array([first, 0.0, 2.0])) == 0
     assert isinstance(held(bound, np.array([np.nan, np.nan, 2.0])), Mismatch)
     assert isinstance(held(bound, np.array([np.nan, -1e-30, 2.0])), Mismatch)
+
+
+def test_masks_made_of_comparisons_are_sure() -> None:
+    """x == 1 and what is made of it: a factor of 0 or 1 rounds nothing, so no element behind them is free."""
+    x = np.array([-2.0, 0.0, 0.5, 1.0, 3.0], F32)
+    scalar = Step("one", Op.SCALAR, (), (), value=1.0)
+    shape = x.shape
+    equal = [scalar, Step("below", Op.LESS_EQUAL, ("x", "one"), shape),
+             Step("above", Op.LESS_EQUAL, ("one", "x"), shape),
+             Step("equal", Op.MUL, ("below", "above"), shape)]
+    assert of(*equal, x=x).bound.max() == 0
+    far = [Step("far", Op.SCALAR, (), (), value=-1e9), Step("y", Op.WHERE, ("equal", "x", "far"), shape)]
+    masked = of(*equal, *far, x=x)
+    assert masked.free is None or not masked.free.any()
+    assert masked.bound.max() == 0 and list(masked.reference) == [-1e9, -1e9, -1e9, 1.0, -1e9]
+    negated = of(*equal, Step("other", Op.SUB, ("one", "equal"), shape), x=x)
+    assert list(negated.reference) == [1, 1, 1, 0, 1] and negated.bound.max() == 0
+    scaled = of(*equal, Step("y", Op.MUL, ("x", "equal"), shape), x=x)
+    assert scaled.bound.max() == 0

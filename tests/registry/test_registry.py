@@ -90,7 +90,7 @@ def test_a_look_up_mentions_what_was_accepted_and_not_promoted_in_any_layout():
     assert reasons == [
         "no promoted kernel of this problem on any target",
         "accepted by the judge, not promoted, so it does not serve; why: kforge kernels show 7",
-        "nothing measured is near enough: the shipped default serves",
+        "nothing measured is near enough: the default serves",
     ]
 
 
