@@ -39,10 +39,10 @@ for _suffix in ("Tensor", "Scalar"):
     RULES[f"le.{_suffix}"] = plain(Op.LESS_EQUAL)
     RULES[f"gt.{_suffix}"] = lambda b, x, y: b.make(Op.LESS, y, x)
     RULES[f"ge.{_suffix}"] = lambda b, x, y: b.make(Op.LESS_EQUAL, y, x)
-for _kind in ("logical_and.default", "bitwise_and.Tensor"):  # of what comparisons give, 0 and 1
-    RULES[_kind] = plain(Op.MUL)
+for _kind in ("logical_and.default", "bitwise_and.Tensor"):  # bitwise: of bools, whole numbers are refused
+    RULES[_kind] = lambda b, x, y: b.make(Op.MUL, b.mask(x), b.mask(y))
 for _kind in ("logical_or.default", "bitwise_or.Tensor"):
-    RULES[_kind] = plain(Op.MAXIMUM)
+    RULES[_kind] = lambda b, x, y: b.make(Op.MAXIMUM, b.mask(x), b.mask(y))
 
 
 def times(b: Builder, x: Operand, factor: float) -> Operand:
@@ -91,7 +91,7 @@ def _masked_fill(b: Builder, x: Value, mask: Value, value: Operand) -> Value:
     return b.make(Op.WHERE, mask, value, x)
 
 
-@rule("clamp.default", "clamp.Tensor", "hardtanh.default")
+@rule("clamp.default", "clamp.Tensor")
 def _clamp(b: Builder, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     if min is not None:
         x = b.make(Op.MAXIMUM, x, min)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from kforge.importing.aten import RULES, Dims, plain, rule, times
-from kforge.importing.builder import Builder, Value, axes, axis, count
+from kforge.importing.builder import Builder, Value, axes, axis, count, fixed
 from kforge.importing.failures import Unsupported
 from kforge.operators.graph import Op, Shape
 
@@ -121,7 +121,7 @@ def _layer_norm(b: Builder, x: Value, shape: Sequence[int], weight: Value | None
 @rule("native_group_norm.default")
 def _group_norm(b: Builder, x: Value, weight: Value | None, bias: Value | None, n: object, c: int, hw: object,
                 groups: int, eps: float) -> tuple[Value, Value, Value]:
-    whole = math.prod(int(e) for e in x.shape[1:])
+    whole = math.prod(fixed(e) for e in x.shape[1:])
     made, mean, inverse = _normalised(b, b.reshape(x, (x.shape[0], groups, whole // groups)), 2, eps)
     channels: Shape = (c, *[1] * (len(x.shape) - 2))
     sides = [None if side is None else b.reshape(side, channels) for side in (weight, bias)]
@@ -180,9 +180,10 @@ def _attention(b: Builder, q: Value, k: Value, v: Value, mask: Value | None = No
                causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Value:
     if causal or enable_gqa:
         raise Unsupported("it uses causal or grouped attention, which no graph can say")
-    width = q.shape[-1]
-    factor = scale if scale is not None else 1 / math.sqrt(float(width))
+    if dropout != 0:
+        raise Unsupported("it drops values at random")
+    factor = scale if scale is not None else 1 / math.sqrt(fixed(q.shape[-1]))
     scores = b.make(Op.MUL, b.make(Op.MATMUL, q, transposed(b, k)), factor)
     if mask is not None:
-        scores = b.make(Op.ADD, scores, mask)
+        scores = b.make(Op.WHERE, mask, scores, -math.inf) if mask.truth else b.make(Op.ADD, scores, mask)
     return b.make(Op.MATMUL, _softmax(b, scores, -1), v)

@@ -51,7 +51,7 @@ def _unsqueeze(b: Builder, x: Value, dim: int) -> Value:
 
 @rule("squeeze.default", "squeeze.dim", "squeeze.dims")
 def _squeeze(b: Builder, x: Value, dims: Sequence[int] | int | None = None) -> Value:
-    chosen = axes(x, dims)
+    chosen = () if dims == [] else axes(x, dims)
     return b.reshape(x, tuple(e for i, e in enumerate(x.shape) if i not in chosen or e != 1))
 
 
@@ -157,11 +157,11 @@ def _full(b: Builder, like: Value | Sequence[Extent], *rest: object, **_: object
     if isinstance(like, Value) and len(rest) > 1:  # new_full(x, size, value)
         like, rest = rest[0], rest[1:]  # type: ignore[assignment]
     shape = like.shape if isinstance(like, Value) else tuple(like)
-    return b.broadcast(b.number(float(rest[0])), shape)  # type: ignore[arg-type]
+    return b.broadcast(b.value(rest[0]), shape)  # type: ignore[arg-type]
 
 
 RULES["zeros.default"] = lambda b, shape, **_: _full(b, shape, 0.0)
 RULES["ones.default"] = lambda b, shape, **_: _full(b, shape, 1.0)
 RULES["zeros_like.default"] = lambda b, x, **_: _full(b, x, 0.0)
 RULES["ones_like.default"] = lambda b, x, **_: _full(b, x, 1.0)
-RULES["scalar_tensor.default"] = lambda b, value, **_: b.number(float(value))
+RULES["scalar_tensor.default"] = lambda b, value, **_: b.value(value)

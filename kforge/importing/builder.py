@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kforge.importing.failures import NotDynamic, Unsupported
-from kforge.operators.graph import AXIS, Extent, Given, Graph, GraphError, Op, Shape, Step, result_shape
+from kforge.operators.graph import AXIS, VIEWS, Extent, Given, Graph, GraphError, Op, Shape, Step, result_shape
 
 
 @dataclass(frozen=True)
 class Value:
-    """What is given, or the outcome of a step."""
+    """What is given, or the outcome of a step. ``truth``: torch has it as bool, here it is 0 and 1."""
 
     name: str
     shape: Shape
+    truth: bool = False
 
 
 Operand = Value | float
@@ -30,6 +31,7 @@ class Builder:
         self._steps: list[Step] = []
         self._numbers: dict[float, Value] = {}
         self._made: dict[tuple[object, ...], Value] = {}
+        self._masks: set[str] = set()  # values that are 0 or 1 everywhere
 
     def give(self, given: Given) -> Value:
         self._given.append(given)
@@ -47,8 +49,16 @@ class Builder:
             self._numbers[rounded] = self._add(Step(self._name(), Op.SCALAR, (), (), value=rounded))
         return self._numbers[rounded]
 
-    def value(self, operand: Operand) -> Value:
-        return operand if isinstance(operand, Value) else self.number(float(operand))
+    def value(self, operand: Operand | Extent) -> Value:
+        """Raises NotDynamic for B as a number."""
+        return operand if isinstance(operand, Value) else self.number(float(_number(operand)))
+
+    def mask(self, operand: Operand) -> Value:
+        """1 where it is not 0, a NaN too, and else 0."""
+        x = self.value(operand)
+        if x.name in self._masks:
+            return x
+        return self.make(Op.SUB, 1.0, self.make(Op.LESS_EQUAL, self.make(Op.ABS, x), 0.0))
 
     def make(self, op: Op, *operands: Operand, dims: Iterable[int] = (), bounds: tuple[int, int] = (0, 0),
              shape: Shape = ()) -> Value:
@@ -102,7 +112,23 @@ class Builder:
 
     def _add(self, step: Step) -> Value:
         self._steps.append(step)
+        if self._is_mask(step):
+            self._masks.add(step.name)
         return Value(step.name, step.shape)
+
+    def _is_mask(self, step: Step) -> bool:
+        """Whether it makes 0 and 1 alone, as far as that is seen at once."""
+        if step.op in (Op.LESS, Op.LESS_EQUAL):
+            return True
+        if step.op is Op.SCALAR:
+            return step.value in (0, 1)
+        if step.op is Op.SUB:
+            return step.inputs[0] == self._numbers.get(1.0, Value("", ())).name and step.inputs[1] in self._masks
+        inputs = step.inputs[1:] if step.op is Op.WHERE else step.inputs
+        return step.op in _OF_MASKS and self._masks.issuperset(inputs)
+
+
+_OF_MASKS = VIEWS | {Op.MUL, Op.MAXIMUM, Op.MINIMUM, Op.MAX, Op.MIN, Op.WHERE, Op.CONCAT}
 
 
 def axes(x: Value, dims: Iterable[int] | int | None) -> tuple[int, ...]:
@@ -125,6 +151,12 @@ def count(x: Value, dims: Iterable[int] | int | None) -> int:
     for dim in axes(x, dims):
         total *= fixed(x.shape[dim])
     return total
+
+
+def _number(operand: float | Extent) -> float:
+    if isinstance(operand, str):
+        raise NotDynamic("the number of rows is an operand")
+    return operand
 
 
 def fixed(extent: Extent) -> int:

@@ -109,9 +109,12 @@ def _extent(call: Call) -> Extent:
 def _answer(call: Call, originals: tuple[tuple[int, ...], ...], scaling: str) -> dict[str, Any]:
     import torch
 
-    from kforge.importing.exporting import graph_of
+    from kforge.importing.agreement import hold
+    from kforge.importing.exporting import lowered_call
 
-    graph = graph_of(call)
+    made = lowered_call(call)
+    hold(call, made)
+    graph = made.graph
     tensors = [arg for arg in call.args if isinstance(arg, torch.Tensor)]
     batch = next((arg.shape[0] for arg in tensors if arg.dim()), 1) if graph.dynamic else 1
     names = [re.sub(r"[^a-z0-9_]", "_", name.lower()).lstrip("_0123456789")[:40] or f"x{i}"

@@ -8,11 +8,16 @@ import torch
 
 from kforge.importing.failures import ImportFailure, NotDynamic, Unsupported
 from kforge.importing.loading import Call
-from kforge.importing.lowering import KEPT_WHOLE, given_to, lowered
+from kforge.importing.lowering import KEPT_WHOLE, Lowered, lowered
 from kforge.operators.graph import Graph
 
 
 def graph_of(call: Call) -> Graph:
+    """See ``lowered_call``."""
+    return lowered_call(call).graph
+
+
+def lowered_call(call: Call) -> Lowered:
     """With B as the leading dimension of all arguments that begin alike, else of the first one, else for one shape.
 
     Raises Unsupported, or ImportFailure where torch cannot export it at all.
@@ -25,11 +30,11 @@ def graph_of(call: Call) -> Graph:
     plans = [alike, tensors[:1]] if len(alike) > 1 else [alike]
     for plan in plans if batch > 1 else []:
         try:
-            graph = lowered(_exported(call, plan))
+            made = lowered(_exported(call, plan))
         except (NotDynamic, ImportFailure):
             continue  # what is beyond any graph shows again, without a batch
-        if graph.dynamic:
-            return graph
+        if made.graph.dynamic:
+            return made
     try:
         return lowered(_exported(call, []))
     except NotDynamic as error:
@@ -38,7 +43,7 @@ def graph_of(call: Call) -> Graph:
 
 def given_tensors(call: Call) -> dict[str, torch.Tensor]:
     """What the graph of a call is given, by name and in the order that it has there, with the call's own values."""
-    return given_to(_exported(call, []))
+    return lowered(_exported(call, [])).tensors
 
 
 def _exported(call: Call, dynamic: list[int]) -> torch.export.ExportedProgram:

@@ -201,9 +201,10 @@ def _validated(file: Path, said: bytes) -> _Answer:
 
 
 def readable() -> tuple[str, ...]:
-    """What the child may read: Python, its packages, kforge itself, and random bytes, which torch asks for."""
-    found = ["/dev/urandom", sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"),
-             sysconfig.get_path("platlib"), str(_PACKAGE)]
+    """What the child may read: Python, its packages, kforge itself, and for torch random bytes and the processor's
+    features."""
+    found = ["/dev/urandom", "/proc/cpuinfo", "/sys/devices/system/cpu", sys.prefix, sys.base_prefix,
+             sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(_PACKAGE)]
     spec = importlib.util.find_spec("torch")
     if spec is not None and spec.origin:
         found.append(str(Path(spec.origin).parents[1]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,15 +28,20 @@ _NO_NAMES = {"scratch", "out", "int", "float", "double", "char", "bool", "auto",
              "void", "long", "short", "signed", "unsigned", "inline", "extern", "namespace", "using", "do", "goto"}
 
 
-def lowered(program: ExportedProgram) -> Graph:
+@dataclass(frozen=True)
+class Lowered:
+    """A program's graph; the program's values of what is given, by name; of arguments the place in its flat inputs."""
+
+    graph: Graph
+    tensors: dict[str, torch.Tensor]
+    places: dict[str, int]
+
+
+def lowered(program: ExportedProgram) -> Lowered:
     """Raises Unsupported that names what no graph can say, NotDynamic where only the batch stands in the way."""
-    return _Lowering(program).graph()
-
-
-def given_to(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """What the graph of a program is given, by name and in the order that it has there, with the program's values."""
     lowering = _Lowering(program)
-    return {given.name: lowering.tensors[given.name] for given in lowering.graph().given}
+    graph = lowering.graph()
+    return Lowered(graph, {given.name: lowering.tensors[given.name] for given in graph.given}, lowering.places)
 
 
 def statistics(tensor: torch.Tensor) -> dict[str, Any]:
@@ -54,6 +61,7 @@ class _Lowering:
         self._names: set[str] = set()
         self._symbol: str | None = None
         self.tensors: dict[str, torch.Tensor] = {}  # what is given, by name
+        self.places: dict[str, int] = {}  # of arguments, among the inputs
 
     def graph(self) -> Graph:
         """Arguments come first, then parameters, each in the order of the function."""
@@ -71,7 +79,7 @@ class _Lowering:
         outputs = []
         for spec in signature.output_specs:
             value = self._known[made[spec.arg.name]] if isinstance(spec.arg, TensorArgument) else None
-            if not isinstance(value, Value):
+            if not isinstance(value, Value) or value.truth:
                 raise Unsupported("it returns something other than float32 tensors")
             outputs.append(value)
         return self._builder.graph(outputs)
@@ -81,7 +89,7 @@ class _Lowering:
         if not isinstance(value, torch.Tensor):
             return value  # a number, which the trace has taken in already
         parameter = spec.kind in _PARAMETERS
-        tensor = self._tensor(spec) if parameter else self._example(node, spec)
+        tensor = self._tensor(spec) if parameter else self._example(node)
         what = f"the {'parameter' if parameter else 'argument'} {spec.target or node.name}"
         if value.dtype is not torch.float32:
             if tensor is not None and parameter and tensor.numel() == 1:
@@ -96,6 +104,8 @@ class _Lowering:
         name = self._name(spec.target or node.name)
         if tensor is not None:
             self.tensors[name] = tensor
+        if not parameter:
+            self.places[name] = self._place(node)
         return self._builder.give(Given(name, self._shape(value), kind, **facts))
 
     def _tensor(self, spec: Any) -> torch.Tensor | None:
@@ -103,13 +113,16 @@ class _Lowering:
         found = held.get(spec.target)
         return found if isinstance(found, torch.Tensor) else None
 
-    def _example(self, node: Node, spec: Any) -> torch.Tensor | None:
+    def _example(self, node: Node) -> torch.Tensor | None:
         """The argument that the export was made with."""
-        inputs = [s.arg.name for s in self._program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
         args, kwargs = self._program.example_inputs or ((), {})
         flat, _ = torch.utils._pytree.tree_flatten((args, kwargs))
-        at = inputs.index(node.name)
+        at = self._place(node)
         return flat[at] if at < len(flat) and isinstance(flat[at], torch.Tensor) else None
+
+    def _place(self, node: Node) -> int:
+        specs = self._program.graph_signature.input_specs
+        return [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT].index(node.name)
 
     def _name(self, text: str) -> str:
         name = re.sub(r"[^a-z0-9_]", "_", text.lower()).strip("_")[:40] or "x"
@@ -159,15 +172,18 @@ class _Lowering:
         kwargs = {key: self._argument(a) for key, a in node.kwargs.items() if key not in _PLACEMENT}
         try:
             made = rule(self._builder, *args, **kwargs)
-        except (TypeError, AttributeError, IndexError, ZeroDivisionError) as error:
+        except (TypeError, AttributeError, IndexError, ValueError, ArithmeticError) as error:
             raise Unsupported(f"its {dotted} has a form that cannot be imported ({error})") from None
         return self._whole(made, value)
 
     def _whole(self, made: Any, value: Any) -> Any:
-        """In the shape that torch gives it: a number alone is broadcast."""
-        if isinstance(made, Value) and isinstance(value, torch.Tensor) and made.shape != (shape := self._shape(value)):
-            return self._builder.broadcast(made, shape)
-        return made
+        """In the shape that torch gives it, where a number alone is broadcast; as bool 0 and 1."""
+        truth = isinstance(value, torch.Tensor) and value.dtype is torch.bool
+        if truth and isinstance(made, Value | int | float):
+            made = self._builder.mask(made)
+        if not isinstance(made, Value) or not isinstance(value, torch.Tensor):
+            return made
+        return dataclasses.replace(self._builder.broadcast(made, self._shape(value)), truth=truth)
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, Node):
