@@ -87,7 +87,7 @@ def read(path: Path) -> Snapshot:
     except OSError as error:
         raise KforgeError(f"registry {sentence_of(error)}") from error
     try:
-        connection = sqlite3.connect(_uri(path), uri=True, timeout=PATIENCE)
+        connection = sqlite3.connect(read_only(path), uri=True, timeout=PATIENCE)
         connection.row_factory = sqlite3.Row
         try:
             if connection.execute("select count(*) from sqlite_master").fetchone()[0] == 0:
@@ -109,8 +109,11 @@ def read(path: Path) -> Snapshot:
     return Snapshot.of(kernels, settlements)
 
 
-def _uri(path: Path) -> str:
-    """Read-only. Where nobody may write and no log is pending, SQLite must be told so: it would make a lock file."""
+def read_only(path: Path) -> str:
+    """The URI of a registry that is only read.
+
+    Where nobody may write and no log is pending, SQLite must be told so: it would make a lock file.
+    """
     log = path.with_name(f"{path.name}-wal")
     still = not os.access(path.parent, os.W_OK) and not log.exists()
     return f"file:{quote(str(path.resolve()))}?mode=ro{'&immutable=1' if still else ''}"

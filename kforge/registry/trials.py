@@ -11,7 +11,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.trial import FailureClass
 from kforge.core.workload import Attr, Problem, Workload, attrs
 from kforge.registry.advice import advice
-from kforge.registry.snapshot import PATIENCE
+from kforge.registry.snapshot import PATIENCE, read_only
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Recorded:
 def recorded(path: Path) -> tuple[Recorded, ...]:
     """The trials of the registry at ``path``, oldest first; it must exist. Raises KforgeError when it can't be read."""
     try:
-        connection = sqlite3.connect(path, timeout=PATIENCE)
+        connection = sqlite3.connect(read_only(path), uri=True, timeout=PATIENCE)
         connection.row_factory = sqlite3.Row
         try:
             return tuple(_trial(row) for row in connection.execute("select * from trial order by id"))

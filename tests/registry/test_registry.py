@@ -19,6 +19,7 @@ from kforge.registry.database import Registry, Tried
 from kforge.registry.lookup import Asker, lookup
 from kforge.registry.maintenance import collect, verify
 from kforge.registry.snapshot import Snapshot, read
+from kforge.registry.trials import recorded
 from kforge.registry.validators import Toolchain
 
 PROBLEM = Problem.of("linear", K=576, N=960, weight="q4_1", act="a8", epilogue="none", bias=0, rows=32)
@@ -284,3 +285,9 @@ def _timed(call) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def test_reading_trials_writes_nothing(tmp_path):
+    with pytest.raises(KforgeError, match="cannot be read"):
+        recorded(tmp_path / "none.db")
+    assert not list(tmp_path.iterdir())
