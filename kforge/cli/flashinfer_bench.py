@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +40,8 @@ def bring_in(
     from kforge.interchange.adopting import adopt
     from kforge.interchange.dataset import read
 
-    found = definitions.bring_in(read(path), adopt)
+    found = definitions.bring_in(read(path), adopt, _progress)
+    _progress("")
     written = write_kernels(found, kernels) if kernels is not None else {}
     if as_json:
         print(json.dumps(_document(found, written), indent=1))
@@ -93,11 +95,17 @@ def write_kernels(found: Imported, folder: Path) -> dict[str, str]:
     return written
 
 
+def _progress(what: str) -> None:
+    """One line that is written over; nothing where nobody reads along."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+
+
 def _print(found: Imported, written: dict[str, str]) -> None:
     from rich.console import Console
-    from rich.markup import escape
 
     from kforge.cli.tables import folding
+    from kforge.importing.child import plain
 
     came_in = sum(p.problem is not None for p in found.placed)
     table = folding(
@@ -109,14 +117,15 @@ def _print(found: Imported, written: dict[str, str]) -> None:
         title=f"{came_in} of {len(found.placed)} definitions come in",
     )
     for placed in found.placed:
-        table.add_row(*map(escape, (placed.definition.name, _onto(placed), str(len(placed.workloads)), _notes(placed))))
+        name = plain(placed.definition.name)
+        table.add_row(name, _onto(placed), str(len(placed.workloads)), _notes(placed))
     Console().print(table)
     for broken in found.broken:
-        print(f"{broken.path}: {broken.reason}")
+        print(f"{plain(broken.path)}: {plain(broken.reason)}")
     for name in found.orphans:
-        print(f"{name}: it is named by workloads, solutions or traces, and not defined")
+        print(f"{plain(name)}: it is named by workloads, solutions or traces, and not defined")
     for name, file in written.items():
-        print(f"{name}: {file}")
+        print(f"{plain(name)}: {plain(file)}")
 
 
 def _onto(placed: Placed) -> str:
@@ -126,7 +135,9 @@ def _onto(placed: Placed) -> str:
 
 
 def _notes(placed: Placed) -> str:
-    said = [*placed.notes, *placed.refused]
+    from kforge.importing.child import plain
+
+    said = [plain(note) for note in (*placed.notes, *placed.refused)]
     if placed.solutions:
         said.append(f"{len(placed.solutions)} solutions for kforge try")
     if placed.others:

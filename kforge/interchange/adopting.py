@@ -16,6 +16,7 @@ from kforge.importing.importer import Request, import_operator, remove
 from kforge.interchange.definitions import Adopted
 from kforge.interchange.mapping import FLOATS
 from kforge.interchange.schema import Definition, Trace
+from kforge.operators import import_file
 from kforge.operators.graph import AXIS
 
 _USUAL, _MOST = 64, 512  # of the var axis in the example
@@ -32,6 +33,7 @@ def adopt(definition: Definition, workloads: Sequence[Trace]) -> Adopted | str:
     length = max((w.workload.axes.get(axis, 0) for w in workloads), default=0) or _USUAL
     sizes = {axis: _told_apart(min(length, _MOST), definition)} if axis else {}
     name = _name(definition)
+    there = import_file(name).exists()
     try:
         with draft_folder() as folder:
             file = folder / f"{name}.py"
@@ -44,7 +46,8 @@ def adopt(definition: Definition, workloads: Sequence[Trace]) -> Adopted | str:
         rows = {name for name, t in definition.inputs.items() if (t.shape or ())[:1] == (axis,)}
         if opened <= rows:
             return Adopted(made.problem, axis)
-        remove(name)
+        if not there:
+            remove(name)
         return f"torch leaves another extent open than {axis}"
     return Adopted(made.problem, axis, sizes.get(axis, 1))
 
@@ -68,9 +71,9 @@ def _cannot(definition: Definition) -> str:
 
 
 def _name(definition: Definition) -> str:
-    """The definition's, in small letters and short enough."""
+    """The definition's, in small letters and short enough, and never one that a user would choose: a stranger did."""
     plain = re.sub("[^a-z0-9]+", "_", definition.name.lower()).strip("_")
-    named = plain if plain[:1].isalpha() else f"fib_{plain}"
+    named = f"fib_{plain or stable_hash(definition.name, 8)}"
     return named if len(named) <= _LONGEST else f"{named[: _LONGEST - 9]}_{stable_hash(definition.name, 8)}"
 
 

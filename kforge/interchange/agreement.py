@@ -1,8 +1,8 @@
 """Whether a definition's reference computes what kforge's operator does: both are asked, on the same arguments.
 
-The reference is somebody's Python, so it runs in the sandbox (``reference_side``); what comes back is numbers of a
-shape that is known here, and nothing else. Signatures alone don't tell a norm with ``1 + weight`` from one with
-``weight``, or a causal mask from none.
+The reference is somebody's Python, so it runs in the sandbox (``reference_side``), each in a folder of its own, where
+no other one's answer is; what comes back is numbers of a shape that is known here, and nothing else. Signatures alone
+don't tell a norm with ``1 + weight`` from one with ``weight``, or a causal mask from none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
 from kforge.harness.sandbox import Limits, run
+from kforge.importing.child import plain
 from kforge.importing.importer import readable
 from kforge.interchange.mapping import FLOATS, Foreign
 from kforge.interchange.schema import Definition
@@ -38,6 +39,8 @@ _LARGEST = 256 << 20  # bytes of one file, and of all arguments of a check
 _SAID = 4096  # bytes read of what a reference says
 # What torch reads of the machine to choose its kernels.
 _MACHINE = ("/proc/cpuinfo", "/sys/devices/system/cpu")
+_FEW = 32  # no var axis of an example is longer
+_TOO_LARGE = "its arguments are too large to be checked here"
 _ROUNDINGS = 8.0  # of the definition's type that a result may be off by: the reference rounds where it likes
 
 
@@ -59,51 +62,42 @@ class _Job:
     def definition(self) -> Definition:
         return self.translation.definition
 
-    @property
-    def bytes(self) -> int:
-        return sum(int(getattr(value, "nbytes", 8)) for value in self.arguments.values())
 
-
-def check(translations: Sequence[Foreign]) -> list[Found]:
-    """For each translation whether the definition's reference agrees; in one sandboxed process for all.
+def check(translation: Foreign) -> Found:
+    """Whether the definition's reference agrees.
 
     Tried with small constant axes first; where the reference does not work there or differs, which may be for a size
-    that it has written in, with its own. Raises KforgeError when the sandbox cannot run Python here.
+    that it has written in, with its own. Raises KforgeError when the sandbox cannot run it.
     """
-    jobs = [_job(t, small=True) for t in translations]
-    found = _ask(translations, jobs)
-    again = [
-        i
-        for i, job in enumerate(jobs)
-        if not (found[i].checked and found[i].translation)
-        and job.translation is not translations[i]
-        and _bytes(translations[i].definition) <= _LARGEST
-    ]
-    whole = [translations[i] for i in again]
-    for i, answer in zip(again, _ask(whole, [_job(t, small=False) for t in whole]), strict=True):
-        found[i] = answer
-    return found
+    at = _small(translation)
+    found = _asked(translation, at)
+    if (found.checked and found.translation) or at is translation or _bytes(translation.definition) > _LARGEST:
+        return found
+    return _asked(translation, translation)
 
 
-def _ask(translations: Sequence[Foreign], jobs: Sequence[_Job]) -> list[Found]:
-    answers = _run_all(jobs)
-    return [_found(*each) for each in zip(translations, jobs, answers, strict=True)]
+def _asked(translation: Foreign, at: Foreign) -> Found:
+    import numpy as np
+
+    if _bytes(at.definition) > _LARGEST:
+        return Found(translation, _TOO_LARGE, checked=False)
+    job = _Job(at, at.example(np.random.default_rng(11)))
+    return _found(translation, job, _run(job))
 
 
 def _bytes(definition: Definition) -> int:
-    """Of a call's arguments as float32, about: var axes are small in examples."""
-    few = dict.fromkeys(definition.var, 8)
-    return sum(4 * math.prod(definition.shape(tensor, few)) for tensor in definition.inputs.values())
+    """Of an example's tensors as float32, at most."""
+    few = dict.fromkeys(definition.var, _FEW)
+    tensors = (*definition.inputs.values(), *definition.outputs.values())
+    return sum(4 * math.prod(definition.shape(tensor, few)) for tensor in tensors)
 
 
-def _job(translation: Foreign, small: bool) -> _Job:
-    import numpy as np
-
-    at, sizes = translation, translation.small() if small else {}
-    if any(translation.definition.const[axis] != size for axis, size in sizes.items()):
-        resized = type(translation).match(translation.definition.resized(sizes))
-        at = resized if isinstance(resized, Foreign) else translation
-    return _Job(at, at.example(np.random.default_rng(11)))
+def _small(translation: Foreign) -> Foreign:
+    sizes = translation.small()
+    if all(translation.definition.const[axis] == size for axis, size in sizes.items()):
+        return translation
+    resized = type(translation).match(translation.definition.resized(sizes))
+    return resized if isinstance(resized, Foreign) else translation
 
 
 def _found(translation: Foreign, job: _Job, answer: dict[str, np.ndarray] | str) -> Found:
@@ -153,63 +147,49 @@ def _roundoff(definition: Definition, output: str) -> float:
 # -- the sandbox -------------------------------------------------------------------------------------------------------
 
 
-def _run_all(jobs: Sequence[_Job]) -> list[dict[str, np.ndarray] | str]:
-    """Each job's outputs, or why there are none."""
-    fits = [i for i, job in enumerate(jobs) if job.bytes <= _LARGEST]
-    answers: list[dict[str, np.ndarray] | str] = ["its arguments are too large to be checked here"] * len(jobs)
-    if fits:
-        with draft_folder() as work:
-            _place(work, [jobs[i] for i in fits])
-            outcome = run(
-                [sys.executable, "-I", _SIDE],
-                work,
-                Limits(_START + _SECONDS * len(fits), _MEMORY, _LARGEST),
-                (*readable(), *_MACHINE),
-            )
-            if outcome.code != 0 and not outcome.timed_out:
-                said = outcome.text.strip().splitlines()[-1:] or ["it said nothing"]
-                raise KforgeError(f"cannot run a definition's reference in the sandbox: {said[0][:300]}")
-            for number, i in enumerate(fits):
-                answers[i] = _answer(work, number, jobs[i])
-    return answers
+def _run(job: _Job) -> dict[str, np.ndarray] | str:
+    """The outputs, or why there are none."""
+    with draft_folder() as work:
+        _place(work, job)
+        limits = Limits(_START + _SECONDS, _MEMORY, _LARGEST)
+        outcome = run([sys.executable, "-I", _SIDE], work, limits, (*readable(), *_MACHINE))
+        if outcome.code != 0 and not outcome.timed_out:
+            said = outcome.text.strip().splitlines()[-1:] or ["it said nothing"]
+            raise KforgeError(f"its reference cannot be run in the sandbox: {plain(said[0])[:300]}")
+        return _answer(work, job)
 
 
-def _place(work: Path, jobs: Sequence[_Job]) -> None:
+def _place(work: Path, job: _Job) -> None:
     import numpy as np
 
     (work / _SIDE).write_bytes(Path(__file__).with_name(_SIDE).read_bytes())
-    told = []
-    for number, job in enumerate(jobs):
-        arguments: list[dict[str, object]] = []
-        for index, (name, tensor) in enumerate(job.definition.inputs.items()):
-            value = job.arguments[name]
-            if tensor.shape is None:
-                arguments.append({"value": value})
-                continue
-            np.save(work / f"{number}.{index}.npy", np.asarray(value), allow_pickle=False)
-            arguments.append({"dtype": tensor.dtype.value})
-        told.append(
-            {
-                "number": number,
-                "source": job.definition.reference,
-                "arguments": arguments,
-                "outputs": list(job.definition.outputs),
-                "seconds": _SECONDS,
-            }
-        )
-    (work / "jobs.json").write_text(json.dumps(told))
+    arguments: list[dict[str, object]] = []
+    for index, (name, tensor) in enumerate(job.definition.inputs.items()):
+        value = job.arguments[name]
+        if tensor.shape is None:
+            arguments.append({"value": value})
+            continue
+        np.save(work / f"{index}.npy", np.asarray(value), allow_pickle=False)
+        arguments.append({"dtype": tensor.dtype.value})
+    told = {
+        "source": job.definition.reference,
+        "arguments": arguments,
+        "outputs": list(job.definition.outputs),
+        "seconds": _SECONDS,
+    }
+    (work / "job.json").write_text(json.dumps(told))
 
 
-def _answer(work: Path, number: int, job: _Job) -> dict[str, np.ndarray] | str:
+def _answer(work: Path, job: _Job) -> dict[str, np.ndarray] | str:
     """What a reference left. All of it is a stranger's: sizes come from the definition, not from its files."""
     import numpy as np
 
     try:
-        said = json.loads(_read(work / f"{number}.json", _SAID))
+        said = json.loads(_read(work / "answer.json", _SAID))
     except (OSError, ValueError, RecursionError):
         return f"its reference did not come to an end within {_SECONDS} s"
     if not isinstance(said, dict) or "error" in said:
-        return f"its reference fails: {str(said.get('error') if isinstance(said, dict) else said)[:300]}"
+        return f"its reference fails: {plain(str(said.get('error') if isinstance(said, dict) else said))[:300]}"
     call = job.translation.call(job.arguments)
     expected = job.translation.outputs(get(job.translation.problem.operator).reference(call.workload, call.inputs))
     outputs = {}
@@ -218,7 +198,7 @@ def _answer(work: Path, number: int, job: _Job) -> dict[str, np.ndarray] | str:
             continue
         wanted = expected[name].reference.size * 8
         with contextlib.suppress(OSError):
-            data = _read(work / f"{number}.{k}.out", wanted + 1)
+            data = _read(work / f"{k}.out", wanted + 1)
             if len(data) == wanted:
                 outputs[name] = np.frombuffer(data, np.float64)
                 continue

@@ -13,6 +13,7 @@ from kforge.interchange import schema
 from kforge.interchange.dense import Signature
 from kforge.interchange.mapping import (
     FLOATS,
+    INTEGERS,
     Call,
     Foreign,
     Given,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _PAGE = 16  # tokens a page where the definition's pages are none of kforge's
 _PAGED = {"q", "k_cache", "v_cache", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "sm_scale"}
 _RAGGED = {"q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"}
+_INDEX = {"qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"}
+_MOST_SEQUENCES = 1 << 20  # of a workload
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,14 @@ class AttentionTranslation(Foreign):
         numbers = (heads, d, page, kv_heads)
         if not all(isinstance(n, int) for n in numbers) or k_shape[-1] != d:
             return "paged_attention has constant heads, head size and page size, the same head size in q, k and v"
+        if not isinstance(q_shape[0], str) or not isinstance(k_shape[0], str):
+            return "paged_attention has any number of queries, and of pages or tokens in the cache"
+        for name in (n for n in s.definition.inputs if n in _INDEX):
+            extents = s.extents(name)
+            if len(extents) != 1 or not isinstance(extents[0], str) or s.tensor(name).dtype not in INTEGERS:
+                return f"paged_attention's {name} is a vector of any length, of int32 or int64"
+        if "sm_scale" in s.tensors or not s.floats(*s.scalars):
+            return "paged_attention's sm_scale is one float"
         outs = [n for n in s.outputs if s.extents(n) == q_shape]
         rest = [n for n in s.outputs if n not in outs]
         if len(outs) != 1 or rest not in ([], ["lse"]):
@@ -181,6 +192,8 @@ class AttentionTranslation(Foreign):
         sequences = axes[(inputs["kv_indptr"].shape or ())[0]] - 1
         if sequences < 1:
             raise ValueError(f"workload {workload.uuid} has no sequence")
+        if sequences > _MOST_SEQUENCES:
+            raise ValueError(f"workload {workload.uuid} has more than {_MOST_SEQUENCES} sequences")
         context = self._contexts(workload, tables, sequences)
         longest = max(context)
         if longest < 1:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kforge.core.dtypes import DType
+from kforge.core.errors import KforgeError
 from kforge.core.workload import Problem, Workload
 from kforge.interchange import schema
 from kforge.interchange.mapping import Tables, Translation, workload_at
 from kforge.interchange.schema import Axis, Definition, ElementType, Tensor
 from kforge.operators import get
 from kforge.operators.base import DENSE, Role, TensorSpec
+from kforge.operators.imported import Imported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -249,6 +251,15 @@ class _Extents:
 # -- known again -------------------------------------------------------------------------------------------------------
 
 
+def known(problem: Problem) -> bool:
+    """Whether there is its operator, and not another import under that name."""
+    try:
+        operator = get(problem.operator)
+    except (KeyError, KforgeError, OSError):  # of an import that is gone or broken
+        return False
+    return not isinstance(operator, Imported) or operator.problem == problem
+
+
 def own(definition: Definition) -> Translation | None:
     """The problem of a definition that kforge exported; None for any other, and for one that was changed since."""
     keys = [tag.removeprefix(TAG) for tag in definition.tags if tag.startswith(TAG)]
@@ -256,8 +267,10 @@ def own(definition: Definition) -> Translation | None:
         return None
     try:
         problem = Problem.parse(keys[0])
+        if not known(problem):
+            return None
         same = definition_of(problem)
-    except (KeyError, ValueError, TypeError, ArithmeticError):
+    except (KforgeError, KeyError, ValueError, TypeError, ArithmeticError):
         return None
     if (same.axes, same.inputs, same.outputs, same.reference) != (
         definition.axes,

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 
+from kforge.core.errors import KforgeError
 from kforge.core.workload import Problem, Workload
+from kforge.harness.sandbox import describe
+from kforge.importing.child import plain
 from kforge.interchange import agreement, schema
 from kforge.interchange.attention import AttentionTranslation
 from kforge.interchange.contracts import own
@@ -105,15 +108,35 @@ class Imported:
         return tuple(p for p in self.placed if p.kind is kind)
 
 
-def bring_in(dataset: Dataset, adopt: Adopt | None = None) -> Imported:
-    """Everything of a dataset. Raises KforgeError when the sandbox, which references run in, does not work here."""
-    translations: dict[str, Translation | str] = {d.name: _translated(d) for d in dataset.definitions}
-    foreign = [t for t in translations.values() if isinstance(t, Foreign)]
-    found = {f.definition.name: answer for f, answer in zip(foreign, agreement.check(foreign), strict=True)}
-    placed = [_placed(d, translations[d.name], found.get(d.name), dataset, adopt) for d in dataset.definitions]
+def bring_in(dataset: Dataset, adopt: Adopt | None = None, say: Callable[[str], None] = lambda what: None) -> Imported:
+    """Everything of a dataset; ``say`` hears which definition is at work, each of which takes seconds.
+
+    Raises KforgeError when the sandbox, which references run in, does not work here.
+    """
+    if any(d.op_type in RULES for d in dataset.definitions):
+        describe()
+    placed = []
+    for number, definition in enumerate(dataset.definitions, 1):
+        say(f"definition {number} of {len(dataset.definitions)}: {plain(definition.name)}")
+        placed.append(_brought(definition, dataset, adopt))
     defined = {d.name for d in dataset.definitions}
     named = [*(t.definition for t in (*dataset.workloads, *dataset.traces)), *(s.definition for s in dataset.solutions)]
     return Imported(tuple(placed), dataset.broken, tuple(dict.fromkeys(n for n in named if n not in defined)))
+
+
+def _brought(definition: Definition, dataset: Dataset, adopt: Adopt | None) -> Placed:
+    """A stranger wrote it: whatever goes wrong with it is a reason why this one does not come in."""
+    try:
+        translation = _translated(definition)
+        found = agreement.check(translation) if isinstance(translation, Foreign) else None
+        return _placed(definition, translation, found, dataset, adopt)
+    except KforgeError as error:
+        reason = str(error)
+    except MemoryError:
+        reason = "it takes more memory than there is"
+    except Exception as error:
+        reason = f"it cannot be read as an operator: {type(error).__name__}: {error}"
+    return _with_company(Placed(definition, Kind.NOT, None, (plain(reason),)), None, dataset)
 
 
 def _translated(definition: Definition) -> Translation | str:
@@ -175,8 +198,8 @@ def _with_company(placed: Placed, translation: Translation | None, dataset: Data
     for trace in dataset.workloads_of(name) if translation else ():
         try:
             made = translation.workload(trace.workload, _tables(trace.workload, dataset)) if translation else None
-        except (ValueError, KeyError) as error:
-            refused.append(str(error))
+        except (KforgeError, ValueError, KeyError, TypeError, ArithmeticError, MemoryError) as error:
+            refused.append(str(error) or type(error).__name__)
             continue
         if made is not None:
             workloads.setdefault(made.key, made)

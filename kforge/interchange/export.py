@@ -18,10 +18,10 @@ from kforge.core.target import Target
 from kforge.core.trial import Candidate, FailureClass, NumericsClass
 from kforge.core.workload import Problem, Workload
 from kforge.interchange import evaluations, solutions
-from kforge.interchange.contracts import PACKED, definition_of, operator_of, tables_of, workload_of
+from kforge.interchange.contracts import PACKED, definition_of, known, operator_of, tables_of, workload_of
 from kforge.interchange.mapping import workload_at
 from kforge.interchange.schema import Correctness, Definition, Environment, Evaluation, Solution, Trace
-from kforge.operators import Distribution, get, imported_names, names
+from kforge.operators import Distribution, get
 from kforge.registry.trials import Recorded, recorded
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class _Export:
             if kernel.state not in _STATES:
                 self._left[f"kernels that are {kernel.state}"] += 1
                 continue
-            if not _current(kernel.problem, kernel.operator_version):
+            if not (known(kernel.problem) and get(kernel.problem.operator).version == kernel.operator_version):
                 self._left["kernels of an operator, or of a version of one, that this kforge does not have"] += 1
                 continue
             source = self._registry.store.get(kernel.source_hash).decode()
@@ -114,6 +114,9 @@ class _Export:
             if trial.failure is FailureClass.HARNESS:
                 self._left["trials in which the harness failed, not the candidate"] += 1
                 continue
+            if not known(trial.problem):
+                self._left["trials of an operator that this kforge does not have"] += 1
+                continue
             if trial.failure is None and not trial.seconds:
                 self._left["trials without a time"] += 1
                 continue
@@ -122,12 +125,12 @@ class _Export:
             default = self._default(trial.problem) if trial.target_identity == self._target.identity else ""
             reference = timed.get((trial.run, trial.workload.key, default)) or 0.0
             numerics = self._numerics[trial.candidate_hash]
-            known = Correctness() if trial.failure else self._correctness(trial.workload, numerics)
+            shown = Correctness() if trial.failure else self._correctness(trial.workload, numerics)
             self._writer.workload(trial.workload)
             self._trace(
                 trial.workload,
                 trial.candidate_hash,
-                evaluations.of_trial(trial, self._environment(trial.target_identity, "", ""), known, reference),
+                evaluations.of_trial(trial, self._environment(trial.target_identity, "", ""), shown, reference),
             )
 
     def finish(self) -> Exported:
@@ -148,8 +151,6 @@ class _Export:
         return True
 
     def _render(self, trial: Recorded) -> Candidate | None:
-        if trial.problem.operator not in (*names(), *imported_names()):
-            return None
         template = next((t for t in templates.load(trial.problem.operator) if t.path == trial.template), None)
         if template is None:
             return None
@@ -184,13 +185,6 @@ class _Export:
             family, _, version = compiler.partition(" ")
             libs[family] = version
         return Environment(hardware=str(here or name or f"target {identity}"), libs=libs)
-
-
-def _current(problem: Problem, version: int) -> bool:
-    try:
-        return get(problem.operator).version == version
-    except (KeyError, KforgeError):  # of an import that is gone or broken
-        return False
 
 
 class _Writer:

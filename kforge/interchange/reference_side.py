@@ -1,7 +1,7 @@
-"""The sandbox's side of a check: runs references of definitions, each in a process of its own, on given arguments.
+"""The sandbox's side of a check: runs the reference of one definition, in a process of its own, on given arguments.
 
-Reads ``jobs.json`` beside it; for each job leaves ``N.json`` and, where the reference returned, ``N.K.out``: float64
-values of the K-th output. Standard library, numpy and torch alone; it knows nothing of what the answers should be.
+Reads ``job.json`` beside it; leaves ``answer.json`` and, where the reference returned, ``K.out``: float64 values of the
+K-th output. Standard library, numpy and torch alone; it knows nothing of what the answers should be.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 
-def argument(job: dict, index: int, spec: dict) -> object:
+def argument(index: int, spec: dict) -> object:
     if "value" in spec:
         return spec["value"]
-    values = np.load(f"{job['number']}.{index}.npy", allow_pickle=False)
+    values = np.load(f"{index}.npy", allow_pickle=False)
     return torch.from_numpy(values).to(getattr(torch, spec["dtype"]))
 
 
@@ -29,30 +29,30 @@ def run(job: dict) -> None:
     names: dict = {"__name__": "reference"}
     exec(code, names)
     with torch.no_grad():
-        made = names["run"](*(argument(job, i, spec) for i, spec in enumerate(job["arguments"])))
+        made = names["run"](*(argument(i, spec) for i, spec in enumerate(job["arguments"])))
     if isinstance(made, dict):
         made = [made[name] for name in job["outputs"]]
     values = list(made) if isinstance(made, (tuple, list)) else [made]
     tensors = [torch.as_tensor(value) for value in values]
     for i, tensor in enumerate(tensors):
-        tensor.to(torch.float64).contiguous().numpy().tofile(f"{job['number']}.{i}.out")
+        tensor.to(torch.float64).contiguous().numpy().tofile(f"{i}.out")
     shapes = [list(tensor.shape) for tensor in tensors]
-    Path(f"{job['number']}.json").write_text(json.dumps({"shapes": shapes}))
+    Path("answer.json").write_text(json.dumps({"shapes": shapes}))
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    for job in json.loads(Path("jobs.json").read_text()):
-        child = os.fork()
-        if child == 0:
-            signal.alarm(job["seconds"])
-            try:
-                run(job)
-            except BaseException as error:
-                said = f"{type(error).__name__}: {error}"[:500]
-                Path(f"{job['number']}.json").write_text(json.dumps({"error": said}))
-            os._exit(0)
-        os.waitpid(child, 0)
+    job = json.loads(Path("job.json").read_text())
+    child = os.fork()
+    if child == 0:
+        signal.alarm(job["seconds"])
+        try:
+            run(job)
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"[:500]
+            Path("answer.json").write_text(json.dumps({"error": said}))
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 if __name__ == "__main__":

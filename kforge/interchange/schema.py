@@ -17,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 MOST_REFERENCE = 1 << 20  # characters of a definition's reference
 
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=0)]
+MOST_EXTENT = 1 << 40
+Count = Annotated[int, Field(ge=0, le=MOST_EXTENT)]
+Extent = Annotated[int, Field(ge=1, le=MOST_EXTENT)]
 
 
 class _Part(BaseModel):
@@ -46,7 +48,7 @@ class Axis(_Part):
     """``const`` with a value, or ``var``: bound to the inputs' shapes at each call."""
 
     type: Literal["const", "var"]
-    value: Count | None = None
+    value: Extent | None = None
     description: str | None = None
 
     @model_validator(mode="after")

@@ -11,6 +11,11 @@ from pathlib import Path
 import fib_definitions as fib
 import pytest
 
+from kforge.cli import flashinfer_bench
+from kforge.interchange.dataset import Broken
+from kforge.interchange.definitions import Imported, Kind, Placed
+from kforge.interchange.schema import Definition
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -52,6 +57,17 @@ def test_bad_input_ends_in_one_sentence(tmp_path: Path) -> None:
         assert done.stderr.startswith("kforge: ") and done.stderr.count("\n") == 1 and said in done.stderr
 
 
+def test_nothing_that_strangers_name_reaches_the_terminal_as_more_than_text(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = "a\x1b]0;title\x07\u202e[red]b\ud800"
+    placed = Placed(
+        Definition.model_validate(fib.gemm("x") | {"name": odd[:-1]}), Kind.NOT, notes=(odd,), refused=(odd,)
+    )
+    flashinfer_bench._print(Imported((placed,), (Broken(odd, odd),), (odd,)), {odd: odd})
+    said = capsys.readouterr().out
+    assert not {c for c in said if ord(c) < 32} - {"\n"} and "\u202e" not in said
+    assert said.count("[red]b") == 8
+
+
 @pytest.mark.slow
 def test_a_reference_that_maps_onto_nothing_becomes_an_operator_where_it_can(tmp_path: Path) -> None:
     shapes = ({"n": None, "h": 48}, {"x": ("n h", "bfloat16")}, {"y": ("n h", "bfloat16")})
@@ -67,8 +83,8 @@ def test_a_reference_that_maps_onto_nothing_becomes_an_operator_where_it_can(tmp
     assert done.returncode == 0, done.stderr
     entries = {e["definition"]: e for e in json.loads(done.stdout)["definitions"]}
     made = entries["Swish-48"]
-    assert (made["kind"], made["operator"]) == ("imported", "swish_48")
+    assert (made["kind"], made["operator"]) == ("imported", "fib_swish_48")
     assert [w.rpartition(",")[2] for w in made["workloads"]] == ["B=8", "B=100"]
     assert {entries[name]["kind"] for name in ("loops", "scattered")} == {"not"}
     assert "its input ids is int64" in entries["scattered"]["notes"][1]
-    assert (tmp_path / "operators" / "swish_48.json").is_file()
+    assert (tmp_path / "operators" / "fib_swish_48.json").is_file()

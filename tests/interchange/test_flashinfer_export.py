@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from kforge.harness.sandbox import Limits, run
 from kforge.interchange.contracts import definition_of, own, workload_of
 from kforge.interchange.dataset import Dataset, read
 from kforge.interchange.definitions import Kind, bring_in
-from kforge.interchange.export import Exported, export
+from kforge.interchange.export import Exported, _Export, _Writer, export
 from kforge.interchange.schema import Status, Trace
 from kforge.operators import Distribution, get, import_file
 from kforge.operators.base import Role
@@ -344,6 +345,41 @@ def test_an_imported_operator_goes_out_with_kforges_own_reference(
     exec(compile(definition.reference, "reference", "exec"), names)  # kforge's own text
     given = torch.linspace(-3, 3, 24).reshape(3, 8)
     torch.testing.assert_close(names["run"](given), given * torch.sigmoid(given))
+
+
+def test_what_an_earlier_import_of_a_name_made_is_left_out_and_not_taken_for_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFORGE_HOME", str(tmp_path))
+
+    def imported(op: Op) -> Workload:
+        x = Given("x", ("B", 8), GivenKind.ARGUMENT)
+        graph = GraphRecord.of(Graph((x,), (Step("y", op, ("x",), ("B", 8)),), ("y",)))
+        write(
+            ImportRecord(name="mine", source="m.py", source_hash="0" * 16, graph=graph, batch=16), import_file("mine")
+        )
+        return get("mine").workload  # type: ignore[attr-defined]
+
+    before = imported(Op.SIGMOID)
+    exported = definition_of(before.problem)
+    assert own(exported) is not None
+    after = imported(Op.TANH)
+    assert after.problem != before.problem and own(exported) is None
+    definition_of.cache_clear()  # as in another process
+    assert own(exported) is None
+    job = _Export(None, _Writer(tmp_path), host_target())  # type: ignore[arg-type]
+    kernel = SimpleNamespace(
+        state=KernelState.ACCEPTED, problem=before.problem, operator_version=get("mine").version, run="r"
+    )
+    trial = SimpleNamespace(
+        run="r", workload=before, problem=before.problem, candidate_hash="c", seconds=1.0, failure=None
+    )
+    job.kernels([kernel])  # type: ignore[list-item]
+    job.trials([trial])  # type: ignore[list-item]
+    assert job.finish().left_out == (
+        "1 kernels of an operator, or of a version of one, that this kforge does not have",
+        "1 trials of an operator that this kforge does not have",
+    )
 
 
 # silu_mul, all of it forty times over; the barrier keeps the compiler from noticing.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import fib_definitions as fib
 import numpy as np
@@ -12,9 +14,13 @@ from safetensors.numpy import save_file
 
 from kforge.core.errors import KforgeError
 from kforge.core.workload import Problem
-from kforge.interchange import agreement
+from kforge.harness.sandbox import Outcome
+from kforge.interchange import adopting, agreement
 from kforge.interchange.dataset import read
-from kforge.interchange.definitions import Adopted, Imported, Kind, Placed, bring_in
+from kforge.interchange.definitions import RULES, Adopted, Imported, Kind, Placed, bring_in
+from kforge.interchange.dense import ArgmaxTranslation
+from kforge.interchange.schema import Definition
+from kforge.operators import import_file
 
 LINEAR = {"K": 512, "N": 640, "act": "f32", "epilogue": "none", "rows": 32}
 HEADS = {"Hq": 4, "Hkv": 2, "D": 32, "kv": "bf16"}
@@ -167,12 +173,96 @@ def test_a_broken_file_is_told_and_the_others_come_in(found: Imported) -> None:
 
 
 def test_what_maps_onto_nothing_may_become_an_operator(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "check", lambda translations: [agreement.Found(t) for t in translations])
+    monkeypatch.setattr(agreement, "check", agreement.Found)
     other = Problem.of("mine", X=1)
     took = bring_in(read(dataset / "definitions" / "moe"), lambda d, w: Adopted(other, "n"))
     assert (took.placed[0].kind, took.placed[0].problem) == (Kind.IMPORTED, other)
     refused = bring_in(read(dataset / "definitions" / "moe"), lambda d, w: "it loops")
     assert refused.placed[0].notes[1] == "its reference is no operator either: it loops"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Path, list[str]]]]:
+    """Folders of sandboxed runs with what stood in them. Nothing runs; every reference fails with an odd error."""
+    runs: list[tuple[Path, list[str]]] = []
+
+    def run(command: list[str], work: Path, *_: object) -> Outcome:
+        runs.append((work, sorted(p.name for p in work.iterdir())))
+        (work / "answer.json").write_text(json.dumps({"error": "\x1b[31mno"}))
+        return Outcome(0, "", False)
+
+    monkeypatch.setattr(agreement, "run", run)
+    yield runs
+
+
+def test_each_reference_runs_in_a_folder_of_its_own(tmp_path: Path, asked: list[tuple[Path, list[str]]]) -> None:
+    said: list[str] = []
+    folder = fib.write(tmp_path, [fib.attention("a", 1), fib.attention("b", 1)])
+    found = bring_in(read(folder), say=said.append)
+    assert len({work for work, _ in asked}) == len(asked) == 2
+    assert {tuple(files) for _, files in asked} == {(*(f"{i}.npy" for i in range(5)), "job.json", "reference_side.py")}
+    assert said == ["definition 1 of 2: a", "definition 2 of 2: b"]
+    assert {p.notes[-1] for p in found.placed} == {"not compared: its reference fails: [31mno"}
+
+
+def _with(document: dict, part: str, **changed: dict) -> dict:
+    return document | {part: document[part] | changed}
+
+
+def test_a_definition_that_cannot_be_read_does_not_keep_the_others_out(
+    tmp_path: Path, asked: list[tuple[Path, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(definition: Definition) -> str:
+        raise MemoryError
+
+    broken = type("Broken", (ArgmaxTranslation,), {"match": staticmethod(fails)})
+    monkeypatch.setitem(RULES, "breaks", broken)
+    decode = fib.attention("scalar", 1)
+    axes = {"total_q": 2, "len_indptr": 1 << 40, "pages": 90, "num_kv_indices": 80}
+    documents = [
+        _with(fib.gemm("empty"), "axes", K={"type": "const", "value": 0}),
+        _with(decode, "inputs", kv_indptr={"shape": None, "dtype": "int32"}),
+        _with(decode | {"name": "floats"}, "inputs", kv_indices={"shape": ["pages"], "dtype": "float32"}),
+        _with(decode | {"name": "wide"}, "axes", D={"type": "const", "value": 1 << 24}),
+        fib.argmax("breaks") | {"op_type": "breaks"},
+        fib.attention("long", 1),
+        fib.swiglu("good"),
+    ]
+    found = bring_in(read(fib.write(tmp_path, documents, {"long": [fib.workload("w", axes)]})))
+    assert [b.reason.partition(":")[0] for b in found.broken] == ["axes.K.value"]
+    assert {p.definition.name: p.kind.value for p in found.placed} == {
+        **dict.fromkeys(("scalar", "floats", "breaks"), "not"),
+        **dict.fromkeys(("wide", "long", "good"), "signature"),
+    }
+    assert "kv_indptr is a vector" in placed(found, "scalar").notes[0]
+    assert placed(found, "breaks").notes == ("it takes more memory than there is",)
+    assert "too large to be checked" in placed(found, "wide").notes[-1]
+    assert placed(found, "long").refused == ("workload w has more than 1048576 sequences",)
+
+
+@pytest.mark.parametrize(("name", "made"), [("Softmax", "fib_softmax"), ("my.op", "fib_my_op"), ("9", "fib_9")])
+def test_an_adopted_operator_has_a_name_of_this_benchmarks(name: str, made: str) -> None:
+    assert adopting._name(Definition.model_validate(fib.gemm(name))) == made
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_operator_that_was_there_is_never_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    monkeypatch.setenv("KFORGE_HOME", str(tmp_path))
+    file = import_file("fib_gemm")
+    file.parent.mkdir()
+    if there:
+        file.write_text("{}")
+    graph = SimpleNamespace(dynamic=True, given=[SimpleNamespace(name="other", shape=("B", 4))])
+
+    def made(request: object) -> SimpleNamespace:
+        file.write_text("{}")
+        return SimpleNamespace(graph=graph, problem=None)
+
+    monkeypatch.setattr(adopting, "import_operator", made)
+    assert "another extent open" in str(adopting.adopt(Definition.model_validate(fib.gemm("gemm")), ()))
+    assert file.exists() is there
 
 
 def test_a_hostile_reference_reaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +275,8 @@ def test_a_hostile_reference_reaches_nothing(tmp_path: Path, monkeypatch: pytest
         "reads": f"    return torch.tensor(float(open({str(secret)!r}).read())) * x",
         "writes": f"    open({str(mark)!r}, 'w').write('x')\n    return x",
         "loops": "    while True: pass",
-        "links": "    import os\n"  # the first of the files, so its answers are 0.*
-        f"    os.symlink({str(secret)!r}, '0.0.out')\n    open('0.json', 'w').write('{{}}')\n    os._exit(0)",
+        "links": "    import os\n"
+        f"    os.symlink({str(secret)!r}, '0.out')\n    open('answer.json', 'w').write('{{}}')\n    os._exit(0)",
         "short": "    return x[:1]",
         "text": "    return 'no tensor'",
     }
