@@ -28,6 +28,8 @@ _FUNCTION_OPERATIONS = 8  # of one of these: a polynomial's
 _GENTLER = (1.0, 2.0**-3, 2.0**-6, 2.0**-9, 2.0**-12, 2.0**-15)  # scales of inputs, the first that leaves an answer
 _PROBE_OPERATIONS = 20_000_000
 _PROBE_BATCH = 4
+_PEAKS = 500  # lines that get one, at most
+_PEAKED = (Distribution.ONE_HOT, Distribution.HEAVY_TAIL)
 _NOT_TAMED = (Distribution.NORMAL, Distribution.ROWS, Distribution.NAN, Distribution.INFINITE)
 _SEED = 11
 
@@ -118,10 +120,29 @@ class Imported(Operator):
             if kind is Distribution.ROWS and not self.row_axis:
                 drawn[~np.isfinite(drawn)] = 0
             drawn *= np.float32(scale * 2.0 ** round(math.log2(_spread(given))))  # exact: equal values stay so
+            if kind in _PEAKED:
+                self._place_peaks(drawn, given, seed)
             if given.positive and rng.integers(2):
                 np.abs(drawn, out=drawn)
             made[given.name] = drawn
         return made
+
+    def _place_peaks(self, drawn: np.ndarray, given: Given, seed: int) -> None:
+        """Where extremes of this tensor are taken, that of a line stands in turn at its end, at its beginning and at a
+        place of its own: an element that a kernel leaves out would hardly ever be one."""
+        import numpy as np
+
+        for step in self.graph.steps:
+            if step.op not in (Op.MAX, Op.MIN) or self.graph.shapes[step.inputs[0]] != given.shape:
+                continue
+            lines = np.moveaxis(drawn, step.dims, range(-len(step.dims), 0))
+            width = math.prod(lines.shape[-len(step.dims):])
+            count = math.prod(lines.shape[:-len(step.dims)])
+            for i, at in enumerate(np.linspace(0, count - 1, min(count, _PEAKS)).astype(int)):
+                line = lines[np.unravel_index(at, lines.shape[:-len(step.dims)])]
+                place = (-1, 0, (7919 * (seed + i)) % width)[(seed + i) % 3]
+                extreme = 2 * np.abs(line[np.isfinite(line)]).max(initial=0) + 1
+                line[np.unravel_index(place % width, line.shape)] = extreme if step.op is Op.MAX else -extreme
 
     def _scale(self, distribution: Distribution) -> float | None:
         """By how much this distribution is made smaller; None: it decides nothing at any size."""

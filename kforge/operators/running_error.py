@@ -308,8 +308,26 @@ def wave(a: Approx, function: Callable[[np.ndarray], np.ndarray]) -> Approx:
     return _function(a, function(a.value), np.minimum(a.error, 2.0), (4 + 2 * _size(a)) * U, UNBOUNDED)
 
 
+def _whole_power(a: Approx, n: np.ndarray) -> Approx:
+    """a^n of any a but, for a negative n, of what may be 0. Products and exp(n log |a|) are within its bound."""
+    size, count = np.abs(a.value), np.abs(n)
+    least, most = size - a.error, size + a.error
+    value = np.power(a.value, n)
+    steep = np.where(n > 0, count * np.power(most, np.maximum(n - 1, 0)), count * np.power(least, np.minimum(n - 1, 0)))
+    change = np.where((n == 0) | (a.error == 0), 0.0, steep * a.error)
+    change = np.where((n < 0) & (least <= 0), np.inf, change)
+    logs = np.maximum(1.0, np.maximum(np.abs(np.log(np.maximum(least, ETA))), np.abs(np.log(np.maximum(most, ETA)))))
+    own = np.where(value == 0, 0.0, (4 + 2 * count * logs) * 2 * U * np.abs(value) + _FLUSHED)
+    own = np.where((count <= 1) & (n >= 0), 0.0, own)
+    even = bool((n % 2 == 0).all())
+    return _function(a, value, change, own, 0.0 if even or a.low >= 0 else UNBOUNDED)
+
+
 def power(a: Approx, b: Approx) -> Approx:
-    """a^b of a positive a; a negative one to a power that is no integer is NaN, all else is free."""
+    """a^b of a positive a, or for a whole number b; a negative a to a power that is none is NaN, all else is free."""
+    whole = (b.error == 0) & (b.value == np.rint(b.value)) & (np.abs(b.value) <= 2**12)
+    if whole.all():
+        return _whole_power(a, b.value)
     least = np.maximum(a.value - a.error, a.low)
     positive = (least > 0) & np.isfinite(a.value) & np.isfinite(b.value) & ~b.free
     value = np.where(positive, np.power(np.where(positive, a.value, 1.0), np.where(positive, b.value, 1.0)), 0.0)

@@ -129,3 +129,17 @@ def test_a_broken_record_is_told(kept: None) -> None:
 def test_problems_keep_their_names_in_keys() -> None:
     problem = operator_of(softmax(5)).problem
     assert Problem.parse(problem.key) == problem
+
+
+@pytest.mark.parametrize("dims", [(1,), (0,)])
+@pytest.mark.parametrize("op", [Op.MAX, Op.MIN])
+def test_extremes_stand_at_the_ends_of_lines_too(op: Op, dims: tuple[int, ...]) -> None:
+    shape = (6, 1000) if dims == (1,) else (1000, 6)
+    made = tuple(1 if i in dims else n for i, n in enumerate(shape))
+    graph = Graph((Given("x", shape, Kind.ARGUMENT),), (Step("y", op, ("x",), made, dims=dims),), ("y",))
+    operator = operator_of(graph)
+    for seed in range(3):
+        x = operator.inputs(operator.workload, seed, Distribution.ONE_HOT)["x"]
+        places = (x.argmax if op is Op.MAX else x.argmin)(axis=dims[0])
+        assert {0, 999} <= set(places.tolist())
+        assert len(set(places.tolist()) - {0, 999}) == 2

@@ -190,3 +190,14 @@ def test_masks_made_of_comparisons_are_sure() -> None:
     assert list(negated.reference) == [1, 1, 1, 0, 1] and negated.bound.max() == 0
     scaled = of(*equal, Step("y", Op.MUL, ("x", "equal"), shape), x=x)
     assert scaled.bound.max() == 0
+
+
+@pytest.mark.parametrize("n", [9, 10, -3, 0, 1])
+def test_a_whole_power_of_a_negative_number_is_decided(n: int) -> None:
+    x = np.array([-3.0, -1.5, -0.25, 0.25, 2.0], F32)
+    bound = of(Step("n", Op.SCALAR, (), (), value=float(n)), Step("y", Op.POW, ("x", "n"), x.shape), x=x)
+    assert bound.free is None or not bound.free.any()
+    assert not isinstance(held(bound, np.power(x, F32(n))), Mismatch)
+    if n:
+        assert isinstance(held(bound, np.power(x, F32(n)) * F32(1.001)), Mismatch)
+        assert n % 2 == 0 or isinstance(held(bound, np.abs(np.power(x, F32(n)))), Mismatch)
