@@ -28,7 +28,7 @@ def idea_trees(report: AgentReport) -> list[Tree]:
     from rich.tree import Tree
 
     from kforge.agent.report.gathering import name_of
-    from kforge.agent.report.words import plain
+    from kforge.core.words import plain
     from kforge.tuner.report_names import short_problem
 
     trees = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from typing import Any
 
@@ -10,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from kforge.core.lesson import Evidence, Lesson, Subject
+from kforge.core.words import plain
 from kforge.registry.relevance import SAME_MOVE, likeness
 from kforge.registry.schema import LessonEventRow, LessonRow
 
@@ -21,6 +23,7 @@ _COLUMNS = {"run", "idea", "finding", "created"}  # of the evidence, kept beside
 def add(session: Session, subject: Subject, evidence: Evidence, at: str) -> int:
     """The lesson that the outcome went to: where this idea's went before, else the one of the most similar move, else
     a new one. Saying the same again changes nothing, nor does anything that is said of a lesson that was removed."""
+    subject = dataclasses.replace(subject, move=plain(subject.move))
     number = _of_idea(session, evidence) or _of_move(session, subject) or _begin(session, subject, at)
     events = select(LessonEventRow).where(LessonEventRow.lesson == number).order_by(LessonEventRow.id)
     history = list(session.execute(events).scalars())
@@ -67,7 +70,7 @@ def _evidence(event: LessonEventRow) -> Evidence:
 
 
 def _subject(row: LessonRow) -> Subject:
-    return Subject(row.operator, row.backend, row.family, row.bottleneck, row.move)
+    return Subject(row.operator, row.backend, row.family, row.bottleneck, plain(row.move))
 
 
 def _of_idea(session: Session, evidence: Evidence) -> int | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,20 @@ def test_lessons_are_listed_with_their_standing_and_those_removed_where_asked_fo
 def test_the_table_says_what_speaks_for_a_lesson_and_against_it():
     (row,) = [line for line in run("list").stdout.splitlines() if "demoted" in line]
     assert [cell.strip() for cell in row.split("│")[1:6]] == ["2", "demoted", "gain", "1", "1"]
+
+
+def test_a_move_is_shown_letter_by_letter_and_moves_no_cursor(tmp_path: Path) -> None:
+    wild = "[/m] :smile: [red]four\x1b[2J\u202e rows\x07[/]"
+    with Registry.open() as opened:
+        number = opened.learn(replace(NORM, bottleneck="edges", move=wild), came_to(3, Finding.GAIN))
+    tame = "[/m] :smile: [red]four\\u001b[2J\\u202e rows\\u0007[/]"
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as database, database:
+        assert database.execute("SELECT move FROM lesson WHERE id = ?", [number]).fetchone() == (tame,)
+        database.execute("UPDATE lesson SET move = ? WHERE id = ?", [wild, number])  # as an earlier kforge kept it
+    for words in (["list"], ["show", str(number)], ["export", "--format", "markdown"]):
+        text = run(*words).stdout
+        assert tame in " ".join(text.replace("│", " ").split()), words
+        assert all(letter.isprintable() or letter == "\n" for letter in text), words
 
 
 def test_one_lesson_is_shown_as_prompts_show_it_and_as_a_document():

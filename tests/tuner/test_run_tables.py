@@ -66,6 +66,13 @@ def test_every_row_ends_in_a_border_and_every_letter_of_every_cell_is_there(name
             assert re.sub(r"\s", "", str(cell)) in letters, cell
 
 
+def test_cells_are_no_markup_and_move_no_cursor():
+    table = folding("name")
+    table.add_row("[/m] a[bold]b.py:[7] \x1b[2J")
+    Console(file=(out := io.StringIO()), width=80).print(table)
+    assert "[/m] a[bold]b.py:[7] \\u001b[2J" in out.getvalue() and "\x1b" not in out.getvalue()
+
+
 def test_a_ratio_has_its_spread_and_says_what_it_is_the_median_of():
     console = Console(file=(out := io.StringIO()), width=200)
     console.print(rates())

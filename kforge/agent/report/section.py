@@ -17,6 +17,7 @@ from kforge.agent.report import words
 from kforge.agent.report.diffs import Diff, diffs, unified
 from kforge.agent.report.facts import AgentReport, Call
 from kforge.agent.report.gathering import name_of
+from kforge.core.words import plain
 from kforge.tuner.report import Section
 from kforge.tuner.report_names import short_bucket, short_problem
 
@@ -96,7 +97,7 @@ def section(report: AgentReport) -> Section:
         report=report, money=words.money(report), paid=[words.paid(p) for p in report.money.payments],
         predictions=words.predictions(report), scatter=scatter(report), diffs=diffs(report), w=words,
         calls={c.file: _row(c, systems) for c in report.calls}, strays=strays, short=short, name_of=name_of,
-        short_bucket=short_bucket, short_problem=short_problem, tone=words.tone, plain=words.plain, line=_line,
+        short_bucket=short_bucket, short_problem=short_problem, tone=words.tone, plain=plain, line=_line,
         title=words.title, long=_LONG, side=_SIDE,
         most_why=_MOST_WHY,
         systems=[SystemText(n, role, words.cut(text, MOST_PROMPT)) for (role, text), n in systems.items()])

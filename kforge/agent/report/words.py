@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from kforge.agent.calls import Usage
 from kforge.agent.report.facts import AgentReport, IdeaReport, State
 from kforge.agent.report.money import Money, Payment
+from kforge.core.words import plain
 from kforge.tuner.report_names import microseconds
 
 MOST_TITLE = 160  # characters of a line that names something
 _GOOD = (State.ACCEPTED, State.PROMOTED)
 _BAD = (State.FAILED, State.UNUSABLE, State.UNANSWERED, State.REJECTED)
-# What moves a cursor, hides text or turns its direction: models write into terminals and pages here.
-_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-                  "\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -24,11 +21,6 @@ class Cut:
 
     text: str
     left: int
-
-
-def plain(text: str) -> str:
-    """With characters that do anything but show themselves written as escapes."""
-    return _ODD.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def cut(text: str, most: int) -> Cut:
