@@ -145,13 +145,9 @@ def promote(
     options = TuneOptions(model=model, batches=numbers("--batch", batch, STEP_TOKENS), context=context, prefill=prefill,
                           threads=threads or target.cores, kv=kv, act=act)
     opened = load(model)
-    with Registry.open() as registry, RunFolder.create(runs_dir, f"{Path(model).stem}-promote") as folder:
-        try:
-            with watcher(quiet=as_json) as watching:
-                done = run_promote(kernel, opened, options, folder, registry, target, watching)
-        finally:
-            if not folder.measured:
-                folder.discard()
+    with (Registry.open() as registry, RunFolder.create(runs_dir, f"{Path(model).stem}-promote") as folder,
+          watcher(quiet=as_json) as watching):
+        done = run_promote(kernel, opened, options, folder, registry, target, watching)
     if as_json:
         verdicts = [{**dataclasses.asdict(v), "promotes": v.promotes} for v in done.verdicts]
         print(json.dumps({"kernel": done.kernel, "state": done.state.value, "reason": done.reason, "run": folder.id,

@@ -188,8 +188,9 @@ class Making:
         threads: args.Threads = 0,
         run: args.RunName = "",
     ) -> measured.Promoted:
-        """Run a model's engine with and without an accepted kernel, in every mode named: it serves from then on when no
-        mode that calls it is slower and all tokens are the same."""
+        """Run a model's engine with and without an accepted kernel, in every mode named, and always at decode batches 1
+        and 8 of context 512 and a prefill of 512, or as much as the model holds: it serves from then on when no mode
+        that calls it is slower and all tokens are the same."""
         own = await self._desk.read(lambda: self._desk.runs.open(run))
         file = await self._desk.read(lambda: self._desk.models.file(model))
         job = jobs.PromoteJob(kernel=kernel, model=str(file), runs=str(self._desk.runs_dir), batches=list(batch),

@@ -33,7 +33,7 @@ from kforge.tuner.contenders import incumbent
 from kforge.tuner.journal import RunFolder
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Silent
-from kforge.tuner.promoting import promote, refusal
+from kforge.tuner.promoting import least, promote, refusal
 
 Tell = Callable[[str], None]
 _LOCK = "kforge mcp"
@@ -231,7 +231,7 @@ class Workbench:
                               threads=job.threads or target.cores)
         model = load_model(job.model)
         with Registry.open() as registry, RunFolder.create(Path(job.runs), f"{name}-promote") as folder, _as_busy():
-            done = promote(kernel, model, options, folder, registry, target, _Telling(tell))
+            done = promote(kernel, model, options, folder, registry, target, _Telling(tell), least(model))
         engine = [
             measured.EngineMode(
                 mode=v.mode,

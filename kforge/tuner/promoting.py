@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kforge.core.errors import KforgeError
@@ -10,7 +11,7 @@ from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
 from kforge.engine.kernel_set import OWN, DefaultKernels
 from kforge.models.model import Model
-from kforge.models.workloads import modes
+from kforge.models.workloads import Mode, modes
 from kforge.registry.database import Registry
 from kforge.tuner.engine_pairs import EnginePairs
 from kforge.tuner.journal import Event, RunFolder
@@ -41,16 +42,33 @@ def refusal(kernel: KernelRecord, target: Target) -> str:
     return ""
 
 
+def least(model: Model) -> tuple[Mode, ...]:
+    """Modes in which a kernel must not lose whoever asks: those of ``kforge tune``, as far as the model holds them."""
+    longest = max(min(512, model.config.context_length - 1), 1)  # a prompt leaves room for its answer
+    return tuple(modes(context=(longest,), prefill=longest))
+
+
 def promote(kernel: KernelRecord, model: Model, options: TuneOptions, folder: RunFolder, registry: Registry,
-            target: Target, watcher: Watcher) -> Promoted:
-    """Runs the engine on ``model`` with and without the kernel in every mode of ``options`` and promotes it when none
-    that calls it is slower or says another token. Holds the registry's tuning lock.
+            target: Target, watcher: Watcher, beside: Sequence[Mode] = ()) -> Promoted:
+    """Runs the engine on ``model`` with and without the kernel in every mode of ``options`` and in those ``beside`` and
+    promotes it when none that calls it is slower or says another token. Holds the registry's tuning lock. A run folder
+    in which nothing was measured is removed.
 
     Raises KforgeError for a kernel that does not wait for the engine (``refusal``) or that no step of the model calls.
     """
+    try:
+        return _promote(kernel, model, options, folder, registry, target, watcher, beside)
+    finally:
+        if not folder.measured:
+            folder.discard()
+
+
+def _promote(kernel: KernelRecord, model: Model, options: TuneOptions, folder: RunFolder, registry: Registry,
+             target: Target, watcher: Watcher, beside: Sequence[Mode]) -> Promoted:
     if why := refusal(kernel, target):
         raise KforgeError(f"kernel {kernel.id}: {why}")
-    step_rows(model, dataclasses.replace(options, only=kernel.problem.without_layout.key))
+    step_rows(model, dataclasses.replace(options, only=kernel.problem.without_layout.key,
+                                         batches=options.batches or (1,)))
     folder.write(Event.STARTED, started(options, target))
     registry.begin_run(folder.id, options.model, target.identity, folder.path)
     told = len(registry.events(kernel.id))
@@ -59,7 +77,7 @@ def promote(kernel: KernelRecord, model: Model, options: TuneOptions, folder: Ru
         elsewhere = any(k.proposer not in OWN for k in [kernel, *before.kernels])
         watcher.stage("running the engine with and without it")
         pairs = EnginePairs(model, options, DefaultKernels(target), isolate=elsewhere)
-        ways = modes(options.batches, (options.context,), options.prefill)
+        ways = list(dict.fromkeys([*beside, *modes(options.batches, (options.context,), options.prefill)]))
         verdicts = Promotion(pairs, registry, folder, watcher).promote(before, before, [kernel], ways, lambda: False)
     now = next(k for k in registry.snapshot().kernels if k.id == kernel.id)
     events = registry.events(kernel.id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 from pathlib import Path
 
@@ -10,17 +12,26 @@ import pytest
 from mcp_host import host_target
 
 from kforge.core.errors import KforgeError
+from kforge.core.kernel import KernelRecord
 from kforge.core.paths import shipped
+from kforge.core.trial import NumericsClass
+from kforge.core.workload import Problem
 from kforge.mcp.catalogue import EXAMPLES, Models
 from kforge.mcp.desk import Desk
 from kforge.mcp.failures import CallFailed
+from kforge.mcp.jobs import PromoteJob
 from kforge.mcp.references import REFERENCES, template_text
 from kforge.mcp.runs import Runs
 from kforge.mcp.stdio import MOST_LINE, Lines
 from kforge.mcp.tools import documented, tools_of
+from kforge.mcp.workbench import Workbench
+from kforge.models import load
 from kforge.models.graph import StepOptions
 from kforge.models.synth import synth
 from kforge.operators import names
+from kforge.registry.database import Registry
+from kforge.targets.files import save_target
+from kforge.tuner.promoting import least
 
 
 @pytest.mark.parametrize(
@@ -153,6 +164,33 @@ def test_models_are_those_that_the_user_named_and_well_known_shapes(tmp_path: Pa
     for name in (str(file), "mine.gguf", "../mine", "llama-3.2-1b:q9", "nobody"):
         with pytest.raises((CallFailed, KforgeError)):
             models.workloads(name, [1], [64], 0, StepOptions(), host_target())
+
+
+def test_a_promotion_that_measured_nothing_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KFORGE_HOME", str(tmp_path))
+    save_target(host_target(), tmp_path / "targets" / "host.toml")
+    synth("tiny-llama-test", "q4_0", file := tmp_path / "mine.gguf", 1, 0)
+    code = hashlib.sha256(b"").hexdigest()
+    problem, here = Problem.of("rms_norm", H=64, residual=0), host_target().identity
+    kernel = KernelRecord("c0ffee", problem, (("T", 2),), here, "host", 1, 1, NumericsClass.EXACT, (), "cpp", "mine.cc",
+                          "t", (), code, code, "g++", 1.0, 2.0, 0.1, 0.1, "r1")
+    with Registry.open() as registry:
+        registry.begin_run("r1", "model", here, tmp_path)
+        number = registry.accept(kernel, b"", "", {})
+    runs = tmp_path / "runs"
+    job = PromoteJob(kernel=str(number), model=str(file), runs=str(runs), batches=[2], context=64, prefill=0)
+    with pytest.raises(KforgeError, match="no problem of"):
+        Workbench().do(job, print)
+    assert os.listdir(runs) == []
+
+
+def test_no_client_chooses_where_a_kernel_must_not_lose(tmp_path: Path):
+    synth("tiny-llama-test", "q4_0", file := tmp_path / "mine.gguf", 1, 0)
+    model = load(file)
+    assert [mode.name for mode in least(model)] == ["decode batch 1 context 512", "decode batch 8 context 512",
+                                                    "prefill 512"]
+    model.config = dataclasses.replace(model.config, context_length=256)
+    assert [mode.context for mode in least(model)] == [255, 255, 255]
 
 
 def test_a_run_that_nobody_made_is_not_made_by_looking(tmp_path: Path):
