@@ -73,7 +73,7 @@ def tune(
 ) -> None:
     """Tune a model's kernels on this machine, store the winners, and decode with and without them.
 
-    Of an imported operator, which no engine calls, what the judge accepts is served at once.
+    Of an imported operator, which no engine calls, what the judge accepts is promoted when the run ends.
     """
     # Torch's idle threads would spin on the cores on which the next engine is timed.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -32,10 +32,10 @@ def told(run: RunView) -> Sequence[str]:
 
 
 def unmeasured(run: RunView) -> str:
-    """Why there is nothing to show of a run that timed no kernel, and which run has more; "" of any other."""
+    """Why there is nothing to show of a run that timed no kernel, and which of the same has more; "" of any other."""
     if run.tried:
         return ""
-    other = last_measured(run.path.resolve().parent)
+    other = last_measured(run.path.resolve().parent, run.options)
     elsewhere = f"; the last run that timed any: {other}" if other else ""
     if not run.finished:
         return f"No kernel has been timed yet{elsewhere}."

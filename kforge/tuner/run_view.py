@@ -163,12 +163,19 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(p.parent for p in folder.glob("*/journal.jsonl"))
 
 
-def last_measured(folder: Path) -> str | None:
-    """The newest run below ``folder`` that timed any kernel, None when there is none."""
+def last_measured(folder: Path, options: TuneOptions) -> str | None:
+    """The newest run below ``folder`` that timed any kernel of the same model or operator, None when there is none."""
     for path in reversed(runs_in(folder)):
-        if any(line.kind is Event.TRIAL for line in RunFolder.lines_of(path)):
+        lines = RunFolder.lines_of(path)
+        if any(line.kind is Event.TRIAL for line in lines) and _subject(lines[0]) == (options.model, options.operator):
             return path.name
     return None
+
+
+def _subject(first: Line) -> tuple[str, str]:
+    """Model and operator of the run that begins with a line."""
+    options = first.data.get("options", {})
+    return options.get("model", ""), options.get("operator", "")
 
 
 def _data(lines: Iterable[Line], kind: Event) -> list[dict]:

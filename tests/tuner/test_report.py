@@ -17,6 +17,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.workload import Workload
 from kforge.tuner.report import failure_rows, layout_rows, problem_rows, render
 from kforge.tuner.report_names import short_problem
+from kforge.tuner.report_text import unmeasured
 from kforge.tuner.run_view import view_of
 
 
@@ -163,7 +164,7 @@ def test_what_is_shown_names_its_columns_and_says_what_serves(finished: Path, tm
 
 
 def test_a_run_that_timed_nothing_says_so_and_names_the_last_that_did(finished: Path, tmp_path: Path):
-    with run_folders.start(tmp_path, "zz-later") as folder:
+    with run_folders.start(tmp_path) as folder:
         run_folders.served(folder)
     empty = folder.path.rename(tmp_path / "29990101-000000-later-0000")
     runner, where = CliRunner(), ["--runs-dir", str(tmp_path)]
@@ -177,6 +178,15 @@ def test_a_run_that_timed_nothing_says_so_and_names_the_last_that_did(finished: 
     assert "default and tuned are the same kernels" in row["serving"]["text"]
     assert "the same kernels" in " ".join(runner.invoke(app, ["list", *where], env={"COLUMNS": "200"}).stdout.split())
     assert runner.invoke(app, ["report", finished.name, *where]).stderr == ""
+
+
+def test_of_another_model_no_run_is_named(finished: Path, tmp_path: Path):
+    with run_folders.start(tmp_path, "another") as folder:
+        run_folders.search(folder)
+    folder.path.rename(tmp_path / "29990101-000000-another-0000")
+    with run_folders.start(tmp_path) as folder:
+        run_folders.served(folder)
+    assert f"the last run that timed any: {finished.name}." in unmeasured(view_of(folder.path))
 
 
 @pytest.mark.slow
