@@ -45,6 +45,7 @@ CONDITIONS: dict[str, Function] = {
     "an extent as a number": lambda x: x + torch.full_like(x, x.shape[0]),
     "attention as wide as it has rows": lambda x: attention(x.T, x.T, x.T),
     "norm of groups over rows": lambda x: torch.nn.functional.group_norm(x.T, 1),
+    "one number": lambda x: x.square().sum(),
     "an argument that is changed": lambda x: torch.relu_(x) + 1,
 }
 
@@ -78,6 +79,22 @@ def test_a_graph_of_something_else_is_refused() -> None:
     call = called(lambda x: torch.exp(x) + 1)
     with pytest.raises(ImportFailure, match=DIFFERENT + r"\(out\[0, 0\] is .* expected"):
         hold(call, changed(lowered_call(call), Op.EXP, Op.ABS))
+
+
+class Rough(torch.nn.Module):
+    """Adds as torch's norms do, each value to all before it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        exact = torch.compiler.is_compiling() or x.dtype is torch.float64
+        return x.exp().sum(1) if exact else x.exp().sum(1) * 1.001
+
+
+def test_a_module_that_rounds_roughly_is_held_in_float64() -> None:
+    call = dataclasses.replace(called(torch.exp), module=Rough().eval())
+    made = lowered_call(call)
+    hold(call, made)
+    with pytest.raises(ImportFailure, match=DIFFERENT):
+        hold(call, changed(made, Op.EXP, Op.ABS))
 
 
 def test_what_differs_at_other_arguments_alone_is_refused() -> None:
