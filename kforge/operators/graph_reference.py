@@ -63,7 +63,7 @@ def walk(graph: Graph, inputs: Mapping[str, np.ndarray], batch: int) -> dict[str
 
 def _bound(made: Approx, shape: tuple[int, ...]) -> Bound:
     value, error, free = (np.broadcast_to(array, shape) for array in (made.value, made.error, made.free))
-    return Bound(np.ascontiguousarray(value), FACTOR * error, np.array(free) if free.any() else None)
+    return Bound(np.array(value, order="C"), FACTOR * error, np.array(free) if free.any() else None)
 
 
 def _apply(step: Step, operands: list[Approx], batch: int) -> Approx:

@@ -201,3 +201,10 @@ def test_a_whole_power_of_a_negative_number_is_decided(n: int) -> None:
     if n:
         assert isinstance(held(bound, np.power(x, F32(n)) * F32(1.001)), Mismatch)
         assert n % 2 == 0 or isinstance(held(bound, np.abs(np.power(x, F32(n)))), Mismatch)
+
+
+def test_a_single_number_has_a_bound_of_its_own_shape() -> None:
+    x = np.arange(6, dtype=F32).reshape(2, 3)
+    bound = of(Step("s", Op.SUM, ("x",), (1, 1), dims=(0, 1)), Step("y", Op.RESHAPE, ("s",), ()), x=x)
+    assert bound.reference.shape == bound.bound.shape == ()
+    assert isinstance(held(bound, np.array(16.0)), Mismatch) and not isinstance(held(bound, np.array(15.0)), Mismatch)
