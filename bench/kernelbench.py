@@ -65,8 +65,6 @@ _BATCH_SECONDS = 0.03
 _REST = 0.05  # threads of the side before go to sleep
 _PROBE_SECONDS = 0.05
 _LEAST_ROUNDS = 10
-_SIZE = re.compile(r"(\w+) \d+ -> (\d+)")
-_LEAD = re.compile(r"leading dimensions / (\d+)")
 
 
 @dataclass(frozen=True)
@@ -214,11 +212,9 @@ class Torch:
     """The original module, confined. A context manager."""
 
     def __init__(self, file: Path, operator: Imported, threads: int) -> None:
-        scaling = operator.record.scaling
         given = [{"name": g.name, "shape": list(concrete(g.shape, operator.batch))} for g in operator.graph.given]
-        lead = _LEAD.search(scaling)
-        job = {"label": file.name, "threads": threads, "given": given, "lead": int(lead[1]) if lead else 1,
-               "sizes": {name: int(size) for name, size in _SIZE.findall(scaling)}}
+        job = {"label": file.name, "threads": threads, "given": given, "lead": operator.record.lead,
+               "sizes": dict(operator.record.sizes)}
         self._operator = operator
         self._driver = Confined(DRIVER, {"problem.py": file.read_text(encoding="utf-8"), "job.json": json.dumps(job)})
         self._overhead = 0.0

@@ -21,6 +21,7 @@ from kforge.operators import get
 from kforge.targets.roofline import time_limit
 from kforge.tuner.plan import Bucket
 from kforge.tuner.proposals import Inspected, LoopSeen, Outcome, Situation, Tried
+from kforge.tuner.report_names import short_template
 
 _MOST_POINTS = 8
 _MOST_FAILURES = 8
@@ -179,11 +180,6 @@ def sheet(situation: Situation, ideas: Sequence[Idea]) -> Sheet:
     )
 
 
-def short(path: str) -> str:
-    """A template's name without its folder and endings."""
-    return path.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
-
-
 class _Clock:
     """A task's times, each held against the best of its bucket."""
 
@@ -233,7 +229,7 @@ def _best(key: str, tried: Sequence[Tried]) -> Tried | None:
 def _template(template: Template, situation: Situation, clock: _Clock) -> TemplateFacts:
     own = [t for t in situation.tried if t.template_hash == template.hash]
     params = tuple(f"{p.name} in {', '.join(str(c) for c in p.choices)} (default {p.default})" for p in template.params)
-    return TemplateFacts(short(template.path), template.summary, params, len(own), clock.times(own))
+    return TemplateFacts(short_template(template.path), template.summary, params, len(own), clock.times(own))
 
 
 def _reports(situation: Situation, clock: _Clock) -> tuple[ReportFacts, ...]:
@@ -274,10 +270,10 @@ def _failures(failures: Sequence[Tried]) -> tuple[FailureFacts, ...]:
 
 def _idea(result: Result, situation: Situation, done: Sequence[Result]) -> IdeaFacts:
     proposal = result.outcome.proposal
-    names = {t.hash: short(t.path) for t in situation.templates}
-    names |= {r.outcome.proposal.template.hash: short(r.outcome.proposal.template.path) for r in done}
-    return IdeaFacts(proposal.id, short(proposal.template.path), names.get(proposal.parent, ""), proposal.bottleneck,
-                     proposal.move, proposal.predicted, result.gain, _became(result, situation))
+    names = {t.hash: short_template(t.path) for t in situation.templates}
+    names |= {r.outcome.proposal.template.hash: short_template(r.outcome.proposal.template.path) for r in done}
+    return IdeaFacts(proposal.id, short_template(proposal.template.path), names.get(proposal.parent, ""),
+                     proposal.bottleneck, proposal.move, proposal.predicted, result.gain, _became(result, situation))
 
 
 def _became(result: Result, situation: Situation) -> str:
@@ -304,7 +300,7 @@ def _twin(outcome: Outcome, situation: Situation) -> str:
     later = set(proposed[proposed.index(outcome.proposal.template.hash) :])
     mine = _code(outcome.tried)
     before = [template for template in situation.templates if template.hash not in later]
-    return next((short(other.path) for other in before
+    return next((short_template(other.path) for other in before
                  if mine and mine <= _code(t for t in situation.tried if t.template_hash == other.hash)), "")
 
 

@@ -19,6 +19,7 @@ from kforge.registry.database import Registry
 from kforge.targets.files import list_targets, load_target
 from kforge.targets.roofline import time_limit
 from kforge.tuner.proposals import Situation
+from kforge.tuner.report_names import short_template
 
 MOST_SOURCE = 4_000  # characters
 _MOST_MEASURED = 4
@@ -83,7 +84,7 @@ class Abroad:
         here = any(t.hash == kernel.template_hash for t in situation.templates)
         text = "" if here else _template_text(kernel) or self._registry.store.get(kernel.source_hash).decode()
         shown = tuple(Elsewhere(one.kernel.bucket_key, one.kernel.seconds, one.reached) for one in group)
-        return Transfer(_name(kernel.template), kernel.backend, self._targets[kernel.target_identity],
+        return Transfer(short_template(kernel.template), kernel.backend, self._targets[kernel.target_identity],
                         kernel.problem.static, kernel.params, shown[:_MOST_MEASURED], *_beginning(text))
 
 
@@ -173,7 +174,7 @@ def _unmeasured(situation: Situation, targets: Iterable[Target]) -> Transfer | N
                 continue
             target = next((t for t in there if template.applies(problem, t) is None), None)
             if target is not None:
-                return Transfer(_name(template.path), template.backend, target, problem.static, (), (),
+                return Transfer(short_template(template.path), template.backend, target, problem.static, (), (),
                                 *_beginning(_text(template)))
     except (KforgeError, OSError) as error:
         _log.warning("no template of another target is shown: %s", error)
@@ -198,7 +199,3 @@ def _beginning(text: str) -> tuple[str, bool]:
     if len(text) <= MOST_SOURCE:
         return text, False
     return text[:MOST_SOURCE].rpartition("\n")[0], True
-
-
-def _name(path: str) -> str:
-    return path.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]

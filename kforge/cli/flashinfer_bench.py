@@ -105,7 +105,7 @@ def _print(found: Imported, written: dict[str, str]) -> None:
     from rich.console import Console
 
     from kforge.cli.tables import folding
-    from kforge.importing.child import plain
+    from kforge.core.words import one_line
 
     came_in = sum(p.problem is not None for p in found.placed)
     table = folding(
@@ -117,15 +117,15 @@ def _print(found: Imported, written: dict[str, str]) -> None:
         title=f"{came_in} of {len(found.placed)} definitions come in",
     )
     for placed in found.placed:
-        name = plain(placed.definition.name)
+        name = one_line(placed.definition.name)
         table.add_row(name, _onto(placed), str(len(placed.workloads)), _notes(placed))
     Console().print(table)
     for broken in found.broken:
-        print(f"{plain(broken.path)}: {plain(broken.reason)}")
+        print(f"{one_line(broken.path)}: {one_line(broken.reason)}")
     for name in found.orphans:
-        print(f"{plain(name)}: it is named by workloads, solutions or traces, and not defined")
+        print(f"{one_line(name)}: it is named by workloads, solutions or traces, and not defined")
     for name, file in written.items():
-        print(f"{plain(name)}: {plain(file)}")
+        print(f"{one_line(name)}: {one_line(file)}")
 
 
 def _onto(placed: Placed) -> str:
@@ -135,9 +135,9 @@ def _onto(placed: Placed) -> str:
 
 
 def _notes(placed: Placed) -> str:
-    from kforge.importing.child import plain
+    from kforge.core.words import one_line
 
-    said = [plain(note) for note in (*placed.notes, *placed.refused)]
+    said = [one_line(note) for note in (*placed.notes, *placed.refused)]
     if placed.solutions:
         said.append(f"{len(placed.solutions)} solutions for kforge try")
     if placed.others:

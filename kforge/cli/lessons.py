@@ -50,13 +50,14 @@ def list_lessons(
     from rich.console import Console
 
     from kforge.cli.tables import folding
+    from kforge.core.words import brief
 
     table = folding("no", "standing", "says", "for", "against", "about", "move", right=("no", "for", "against"),
                     title=f"{len(found)} lessons")
     for lesson in found:
         about = lesson.subject
         table.add_row(str(lesson.id), lesson.standing, lesson.claim, str(lesson.supports), str(lesson.contradictions),
-                      f"{about.operator} on {about.family}", f"{about.bottleneck}: {_brief(about.move)}")
+                      f"{about.operator} on {about.family}", f"{about.bottleneck}: {brief(about.move, _MOST_MOVE)}")
     Console().print(table)
 
 
@@ -129,11 +130,6 @@ def _one(number: int) -> Lesson:
     if found is None:
         raise KforgeError(f"there is no lesson {number}; see: kforge lessons list")
     return found
-
-
-def _brief(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= _MOST_MOVE else f"{words[:_MOST_MOVE]} ..."
 
 
 def _markdown(lessons: list[Lesson]) -> str:

@@ -19,6 +19,8 @@ app = typer.Typer(
     help="Operators made of functions from outside: import, list, show, rm.",
 )
 
+_MOST_SECONDS = 86_400
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(help="An imported operator's name.")]
 
@@ -42,8 +44,8 @@ def import_(
     path, colon, function = source.rpartition(":")
     if not colon:
         path, function = source, ""
-    if not seconds > 0:
-        raise KforgeError(f"--seconds {seconds:g}: an import needs some time")
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise KforgeError(f"--seconds {seconds:g}: an import takes more than 0 and at most {_MOST_SECONDS} s")
     made = import_operator(Request(Path(path), function, name, inputs, scale, seconds, replace))
     if as_json:
         print(json.dumps(_document(made), indent=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kforge.core.summary import Summary
 from kforge.core.trial import Candidate, Failure, NumericsClass, Timing
 from kforge.core.workload import Problem, stable_hash
-from kforge.harness.timing import Plan, Stopwatch, calls_for, estimate
+from kforge.harness.timing import Plan, Stopwatch, begin, calls_for
 
 _BATCHES = 15
 _LONGEST = 20e-6  # seconds of an empty call, beyond which other load was in the way of its estimate
@@ -20,15 +20,10 @@ def empty_kernel(problem: Problem) -> Candidate:
 
 def time_empty(stopwatch: Stopwatch, plan: Plan) -> Timing | Failure:
     """The least of some batches, less the hand-over: a floor, to which other load only ever adds."""
-    if (failure := stopwatch.prepare()) is not None:
-        return failure
-    overhead = stopwatch.overhead()
-    if isinstance(overhead, Failure):
-        return overhead
-    rough = estimate(stopwatch, plan)
-    if isinstance(rough, Failure):
-        return rough
-    calls = calls_for(plan, min(rough, _LONGEST), overhead)
+    begun = begin(stopwatch, plan)
+    if isinstance(begun, Failure):
+        return begun
+    overhead, calls = begun.overhead, calls_for(plan, min(begun.rough, _LONGEST), begun.overhead)
     found: list[float] = []
     for _ in range(_BATCHES):
         batch = stopwatch.quiet_batch(calls)

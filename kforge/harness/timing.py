@@ -266,20 +266,34 @@ def estimate(stopwatch: Stopwatch, plan: Plan) -> float | Failure:
     return min(found) / calls
 
 
-def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_above: float | None) -> Timing | Failure:
-    """Median of batches less the hand-over. One batch is enough when it takes more than ``cut_above`` seconds a call.
+@dataclass(frozen=True)
+class Begun:
+    """Seconds of a hand-over, and of a call as far as the first batches tell."""
 
-    Outputs of two batches, picked at random, are verified.
-    """
+    overhead: float
+    rough: float
+
+
+def begin(stopwatch: Stopwatch, plan: Plan) -> Begun | Failure:
+    """What must be known before batches can be planned."""
     if (failure := stopwatch.prepare()) is not None:
         return failure
     overhead = stopwatch.overhead()
     if isinstance(overhead, Failure):
         return overhead
     rough = estimate(stopwatch, plan)
-    if isinstance(rough, Failure):
-        return rough
-    calls = calls_for(plan, rough, overhead)
+    return rough if isinstance(rough, Failure) else Begun(overhead, rough)
+
+
+def time_candidate(stopwatch: Stopwatch, expected: Expected, plan: Plan, cut_above: float | None) -> Timing | Failure:
+    """Median of batches less the hand-over. One batch is enough when it takes more than ``cut_above`` seconds a call.
+
+    Outputs of two batches, picked at random, are verified.
+    """
+    begun = begin(stopwatch, plan)
+    if isinstance(begun, Failure):
+        return begun
+    overhead, calls = begun.overhead, calls_for(plan, begun.rough, begun.overhead)
     lucky = random.SystemRandom()
     verified = set(lucky.sample(range(plan.batches), min(2, plan.batches)))
     found: list[float] = []

@@ -109,7 +109,5 @@ def _difference(name: str, output: torch.Tensor, bound: Bound) -> str:
     shape = np.shape(bound.bound)
     if output.shape != shape:
         return f"{name} has the shape {tuple(output.shape)}, expected {shape}"
-    row = np.atleast_1d  # a reference of one number alone has a dimension
-    whole = Bound(row(bound.reference), row(bound.bound), None if bound.free is None else row(bound.free))
-    found = beyond_bound(name, DType.F32, np.ascontiguousarray(output.detach().numpy()), whole)
+    found = beyond_bound(name, DType.F32, np.array(output.detach().numpy(), order="C"), bound)
     return str(found) if isinstance(found, Mismatch) else ""

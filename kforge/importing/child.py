@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kforge.core.words import one_line
 from kforge.importing.failures import ImportFailure
 from kforge.importing.loading import Call, ExampleInput, Source, call_of
 from kforge.importing.scaling import Extent, Room, Scaling, fitted
@@ -21,7 +22,6 @@ from kforge.importing.scaling import Extent, Room, Scaling, fitted
 PROBLEM, JOB, ANSWER = "problem.py", "job.json", "answer.json"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "USER": "nobody",
                 "LOGNAME": "nobody", "TORCHINDUCTOR_CACHE_DIR": "cache", "CUDA_VISIBLE_DEVICES": ""}
-_TEXT = 400
 
 
 def main() -> None:
@@ -33,9 +33,9 @@ def main() -> None:
     except MemoryError:
         answer = {"error": "it needs more memory than an import may have"}
     except ImportFailure as error:
-        answer = {"error": plain(str(error))}
+        answer = {"error": one_line(str(error))}
     except (Exception, SystemExit) as error:
-        answer = {"error": plain(f"it fails with {type(error).__name__}: {error}")}
+        answer = {"error": one_line(f"it fails with {type(error).__name__}: {error}")}
     draft = folder / f"{ANSWER}.new"
     draft.write_text(json.dumps(answer))
     draft.replace(folder / ANSWER)
@@ -60,7 +60,8 @@ def imported(text: str, job: dict[str, Any]) -> dict[str, Any]:
     measure = _measure(call)
     scaling = fitted(source, measure, Room(**job["room"]), job["scale"])
     originals = measure(Scaling()).shapes
-    return _answer(call(scaling), originals, scaling.told(source))
+    return {**_answer(call(scaling), originals), "scaling": one_line(scaling.told(source)),
+            "sizes": dict(scaling.sizes), "lead": scaling.lead}
 
 
 def _loaded(source: Source, scaling: Scaling) -> Any:
@@ -106,7 +107,7 @@ def _extent(call: Call) -> Extent:
     return Extent(size, counter.get_total_flops(), shapes)
 
 
-def _answer(call: Call, originals: tuple[tuple[int, ...], ...], scaling: str) -> dict[str, Any]:
+def _answer(call: Call, originals: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
     import torch
 
     from kforge.importing.agreement import hold
@@ -124,7 +125,6 @@ def _answer(call: Call, originals: tuple[tuple[int, ...], ...], scaling: str) ->
                   "steps": [dataclasses.asdict(step) for step in graph.steps], "outputs": list(graph.outputs)},
         "batch": batch,
         "originals": [{"name": name, "shape": list(shape)} for name, shape in zip(names, originals, strict=True)],
-        "scaling": plain(scaling),
     }
 
 
@@ -133,8 +133,3 @@ def _argument_names(call: Call, count: int) -> list[str]:
 
     names = list(inspect.signature(call.module.forward).parameters)
     return names[:count] if len(names) >= count else [f"x{i}" for i in range(count)]
-
-
-def plain(text: str) -> str:
-    """One printable line."""
-    return " ".join(re.sub(r"[^ -~]+", " ", text).split())[:_TEXT]

@@ -20,15 +20,26 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import kforge
 from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
+from kforge.core.words import one_line
 from kforge.core.workload import stable_hash
 from kforge.harness.cases import REFERENCE_OPERATIONS
 from kforge.harness.sandbox import Limits, Outcome, run
-from kforge.importing.child import ANSWER, JOB, PROBLEM, plain
+from kforge.importing.child import ANSWER, JOB, PROBLEM
 from kforge.importing.loading import ExampleInput
 from kforge.importing.scaling import Room
 from kforge.importing.sensitivity import flags_of
 from kforge.operators import import_file, names
-from kforge.operators.import_record import GraphRecord, ImportRecord, Original, Size, Text, first_fault, is_name, write
+from kforge.operators.import_record import (
+    GraphRecord,
+    ImportRecord,
+    Original,
+    Size,
+    Sizes,
+    Text,
+    first_fault,
+    is_name,
+    write,
+)
 from kforge.operators.imported import Imported, operations, peak_bytes
 
 SECONDS = 180.0
@@ -78,6 +89,8 @@ class _Answer(BaseModel):
     batch: Size
     originals: Annotated[tuple[Original, ...], Field(max_length=64)]
     scaling: Text
+    sizes: Sizes
+    lead: Size
 
 
 def import_operator(request: Request) -> Imported:
@@ -88,9 +101,9 @@ def import_operator(request: Request) -> Imported:
     graph = answer.graph.made()
     batch = answer.batch if graph.dynamic else 1
     record = ImportRecord(
-        name=name, source=plain(request.file.name + (f":{request.function}" if request.function else "")),
+        name=name, source=one_line(request.file.name + (f":{request.function}" if request.function else "")),
         source_hash=stable_hash(text), graph=answer.graph, batch=batch, originals=answer.originals,
-        scaling=answer.scaling)
+        scaling=answer.scaling, sizes=answer.sizes, lead=answer.lead)
     if flags := flags_of(Imported(record)):
         record = record.model_copy(update={"flags": flags})
     file = import_file(name)
@@ -113,21 +126,24 @@ def example_inputs(text: str) -> tuple[ExampleInput, ...]:
     found, at = [], 0
     while at < len(text):
         match = _INPUT.match(text, at)
-        if match is None or (match.end() < len(text) and text[match.end()] != ","):
+        if match is None or text[match.end():match.end() + 1] not in ("", ",") or text[match.end():] == ",":
             raise KforgeError(f"--inputs {text!r} is not like x=f32[128,512],y=f32[512]")
         if match[2] != "f32":
             raise KforgeError(f"--inputs: {match[1]} is {match[2]}; only f32 can be imported")
-        extents = [int(extent) for extent in match[3].replace(" ", "").split(",") if extent]
-        if any(not 1 <= extent <= 1 << 31 for extent in extents):
+        extents = [extent.strip() for extent in match[3].split(",")] if match[3].strip() else []
+        if not all(re.fullmatch("[0-9]{1,10}", extent) and 1 <= int(extent) <= 1 << 31 for extent in extents):
             raise KforgeError(f"--inputs: {match[1]} has an extent that no tensor has")
-        found.append(ExampleInput(match[1], tuple(extents)))
+        found.append(ExampleInput(match[1], tuple(map(int, extents))))
         at = match.end() + 1
     return tuple(found)
 
 
 def _source(file: Path) -> str:
     try:
-        if file.stat().st_size > _SOURCE_BYTES:
+        facts = file.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise KforgeError(f"cannot read {file}: it is no plain file")
+        if facts.st_size > _SOURCE_BYTES:
             raise KforgeError(f"{file} is larger than {_SOURCE_BYTES} bytes: it is no problem file")
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -172,7 +188,7 @@ def _fitting(request: Request, text: str) -> _Answer:
 def _asked(request: Request, text: str, room: Room) -> _Answer:
     """What the child makes of it."""
     inputs = example_inputs(request.inputs)
-    job = {"label": plain(request.file.name), "function": request.function, "scale": request.scale,
+    job = {"label": one_line(request.file.name), "function": request.function, "scale": request.scale,
            "inputs": [[item.name, list(item.shape)] for item in inputs],
            "room": {"bytes": room.bytes, "operations": room.operations}}
     with draft_folder() as work:
@@ -193,7 +209,7 @@ def _validated(file: Path, said: bytes) -> _Answer:
     except (ValueError, RecursionError):
         raise KforgeError(f"{file} cannot be imported: it left something other than an answer") from None
     if isinstance(document, dict) and isinstance(error := document.get("error"), str):
-        raise KforgeError(f"{file} cannot be imported: {plain(error) or 'it does not say why'}")
+        raise KforgeError(f"{file} cannot be imported: {one_line(error) or 'it does not say why'}")
     try:
         return _Answer.model_validate_json(said)
     except ValidationError as error:
@@ -230,7 +246,7 @@ def _ended(outcome: Outcome, seconds: float) -> str:
         return f"it is not done after {seconds:g} s; --seconds allows more"
     last = next((line for line in reversed(outcome.text.splitlines()) if line.strip()), "")
     how = f"signal {-outcome.code}" if outcome.code < 0 else f"exit status {outcome.code}"
-    return f"it ended with {how} and without an answer{f' ({plain(last)[:200]})' if last else ''}"
+    return f"it ended with {how} and without an answer{f' ({one_line(last)[:200]})' if last else ''}"
 
 
 def _kept(file: Path) -> str:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
+from kforge.core.words import one_line
 from kforge.harness.sandbox import Limits, run
-from kforge.importing.child import plain
 from kforge.importing.importer import readable
 from kforge.interchange.mapping import FLOATS, Foreign
 from kforge.interchange.schema import Definition
@@ -155,7 +155,7 @@ def _run(job: _Job) -> dict[str, np.ndarray] | str:
         outcome = run([sys.executable, "-I", _SIDE], work, limits, (*readable(), *_MACHINE))
         if outcome.code != 0 and not outcome.timed_out:
             said = outcome.text.strip().splitlines()[-1:] or ["it said nothing"]
-            raise KforgeError(f"its reference cannot be run in the sandbox: {plain(said[0])[:300]}")
+            raise KforgeError(f"its reference cannot be run in the sandbox: {one_line(said[0])[:300]}")
         return _answer(work, job)
 
 
@@ -189,7 +189,7 @@ def _answer(work: Path, job: _Job) -> dict[str, np.ndarray] | str:
     except (OSError, ValueError, RecursionError):
         return f"its reference did not come to an end within {_SECONDS} s"
     if not isinstance(said, dict) or "error" in said:
-        return f"its reference fails: {plain(str(said.get('error') if isinstance(said, dict) else said))[:300]}"
+        return f"its reference fails: {one_line(str(said.get('error') if isinstance(said, dict) else said))[:300]}"
     call = job.translation.call(job.arguments)
     expected = job.translation.outputs(get(job.translation.problem.operator).reference(call.workload, call.inputs))
     outputs = {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kforge.core.errors import KforgeError
-from kforge.importing.child import plain
+from kforge.core.words import one_line
 from kforge.interchange.schema import Definition, Solution, Source, Trace
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def read(path: Path) -> Dataset:
             _read_file(file, found)
     made = found.dataset(path)
     if not (made.definitions or made.solutions or made.workloads or made.traces):
-        why = f": {plain(made.broken[0].path)}: {made.broken[0].reason}" if made.broken else ""
+        why = f": {one_line(made.broken[0].path)}: {made.broken[0].reason}" if made.broken else ""
         raise KforgeError(f"{path} holds no FlashInfer-Bench definition, solution, workload or trace{why}")
     return made
 
@@ -145,11 +145,11 @@ def _read_file(file: Path, found: _Found) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        found.broken.append(Broken(str(file), plain(f"{where}: {first['msg']}" if where else first["msg"])))
+        found.broken.append(Broken(str(file), one_line(f"{where}: {first['msg']}" if where else first["msg"])))
     except OSError as error:
         found.broken.append(Broken(str(file), error.strerror or "it cannot be read"))
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, nested without end
-        found.broken.append(Broken(str(file), plain(str(error)) or "it is no JSON"))
+        found.broken.append(Broken(str(file), one_line(str(error)) or "it is no JSON"))
 
 
 def _items(text: str, lines: bool) -> Iterator[Definition | Solution | Trace]:

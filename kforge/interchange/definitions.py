@@ -12,9 +12,9 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 
 from kforge.core.errors import KforgeError
+from kforge.core.words import one_line
 from kforge.core.workload import Problem, Workload
 from kforge.harness.sandbox import describe
-from kforge.importing.child import plain
 from kforge.interchange import agreement, schema
 from kforge.interchange.attention import AttentionTranslation
 from kforge.interchange.contracts import own
@@ -117,7 +117,7 @@ def bring_in(dataset: Dataset, adopt: Adopt | None = None, say: Callable[[str], 
         describe()
     placed = []
     for number, definition in enumerate(dataset.definitions, 1):
-        say(f"definition {number} of {len(dataset.definitions)}: {plain(definition.name)}")
+        say(f"definition {number} of {len(dataset.definitions)}: {one_line(definition.name)}")
         placed.append(_brought(definition, dataset, adopt))
     defined = {d.name for d in dataset.definitions}
     named = [*(t.definition for t in (*dataset.workloads, *dataset.traces)), *(s.definition for s in dataset.solutions)]
@@ -136,7 +136,7 @@ def _brought(definition: Definition, dataset: Dataset, adopt: Adopt | None) -> P
         reason = "it takes more memory than there is"
     except Exception as error:
         reason = f"it cannot be read as an operator: {type(error).__name__}: {error}"
-    return _with_company(Placed(definition, Kind.NOT, None, (plain(reason),)), None, dataset)
+    return _with_company(Placed(definition, Kind.NOT, None, (one_line(reason),)), None, dataset)
 
 
 def _translated(definition: Definition) -> Translation | str:

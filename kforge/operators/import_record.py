@@ -95,10 +95,13 @@ class Original(_Strict):
     shape: Annotated[tuple[Size, ...], Field(max_length=MOST_DIMS)]
 
 
+Sizes = Annotated[dict[Annotated[str, StringConstraints(max_length=100)], Size], Field(max_length=64)]
+
+
 class ImportRecord(_Strict):
     """``batch``: B of the example inputs, 1 where the graph has no B. ``originals``: the arguments' shapes before
-    ``scaling``, which says how they were made smaller ("": not at all). ``flags``: why results with it are not to be
-    counted."""
+    ``scaling``, which says how they were made smaller ("": not at all): ``sizes`` in place of the file's, and leading
+    dimensions divided by ``lead``. ``flags``: why results with it are not to be counted."""
 
     version: Literal[1] = 1
     name: Name
@@ -108,6 +111,8 @@ class ImportRecord(_Strict):
     batch: Size
     originals: Annotated[tuple[Original, ...], Field(max_length=MOST_GIVEN)] = ()
     scaling: Text = ""
+    sizes: Sizes = {}
+    lead: Size = 1
     flags: Annotated[tuple[Text, ...], Field(max_length=8)] = ()
     notes: Annotated[tuple[Text, ...], Field(max_length=16)] = ()
 

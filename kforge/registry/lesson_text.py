@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from kforge.core.lesson import Evidence, Finding, Judged, Lesson
+from kforge.core.words import percent
 
 MOST_LINES = 20
 WIDTH = 120
@@ -56,8 +57,3 @@ def _verdict(judged: Judged) -> str:
     reason = f" ({judged.reason})" if judged.reason else ""
     return (f"judged {judged.decision}{reason} at {judged.bucket}: {percent(judged.gain)} over the incumbent{least}, "
             f"{judged.pairs} pairs")
-
-
-def percent(ratio: float) -> str:
-    """Of a ratio minus one."""
-    return f"{100 * ratio:+.1f} %"

@@ -39,7 +39,7 @@ def add(session: Session, subject: Subject, evidence: Evidence, at: str) -> int:
 
 def remove(session: Session, number: int, reason: str, at: str) -> bool:
     """False where there is no such lesson, or no more."""
-    if session.get(LessonRow, number) is None or number in _removed(session):
+    if number >= 1 << 63 or session.get(LessonRow, number) is None or number in _removed(session):
         return False
     session.add(LessonEventRow(lesson=number, kind=REMOVED, evidence={"reason": reason}, created=at))
     return True

@@ -11,13 +11,11 @@ from kforge.backends.generic import TemplateText, templates_for
 from kforge.backends.templates import Template
 from kforge.core.drafts import draft_folder, write_whole
 from kforge.core.errors import KforgeError, sentence_of
-from kforge.core.paths import shipped
 from kforge.core.target import Target
 from kforge.core.trial import Candidate
 from kforge.operators.imported import Imported
 
 FOLDER = "generated"  # of a run's: beside what was proposed in it
-_PARTS = "cpp/common"  # what templates may include
 
 
 def placed(texts: Sequence[TemplateText], operator: str, run: Path) -> list[Template]:
@@ -29,7 +27,6 @@ def placed(texts: Sequence[TemplateText], operator: str, run: Path) -> list[Temp
     paths = [f"cpp/{operator}/{text.name}.cc.j2" for text in texts]
     shutil.rmtree(root, ignore_errors=True)
     try:
-        shutil.copytree(shipped("templates") / "kernels" / _PARTS, root / _PARTS)
         for path, text in zip(paths, texts, strict=True):
             write_whole(root / path, text.text.encode())
     except OSError as error:

@@ -15,6 +15,7 @@ from kforge.backends.cpp.disassembly import Loop, disassemble
 from kforge.backends.templates import Template, TemplateError
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Failure, FailureClass, Trial
+from kforge.core.words import brief
 from kforge.tuner.contest import Contest, Lane
 from kforge.tuner.importances import importances
 from kforge.tuner.journal import Event, RunFolder, verdict_from_json
@@ -59,7 +60,7 @@ class Proposing:
         for proposal in self._proposer.take() if self._proposer is not None else ():
             self._folder.write(Event.PROPOSAL, _to_json(proposal))
             self._watcher.note(f"{proposal.author} proposes {proposal.template.path} for {proposal.task}: "
-                               f"{_brief(proposal.move)} (predicted {100 * proposal.predicted:+.0f} %)")
+                               f"{brief(proposal.move, _MOST_TOLD)} (predicted {100 * proposal.predicted:+.0f} %)")
             self._enter(proposal, contests)
 
     def ask(self, contests: Sequence[Contest]) -> None:
@@ -214,12 +215,6 @@ def _loops(data: bytes) -> tuple[LoopSeen, ...]:
     shown = [loop for loop in inner if loop.work][:_LOOPS_SHOWN] or inner[:1]
     return tuple(LoopSeen(tuple(line.text for line in listing.lines[loop.first : loop.last + 1]), loop.mix)
                  for loop in shown)
-
-
-def _brief(text: str) -> str:
-    """For a line of progress; the whole is in the run's folder."""
-    words = " ".join(text.split())
-    return words if len(words) <= _MOST_TOLD else f"{words[:_MOST_TOLD]} ..."
 
 
 def _cost(tried: Tried, weights: Mapping[str, float]) -> float:

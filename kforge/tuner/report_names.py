@@ -29,6 +29,7 @@ def short_bucket(key: str) -> str:
 
 
 def short_template(path: str) -> str:
+    """A template's name without its folder and endings."""
     return path.rsplit("/", 1)[-1].partition(".")[0]
 
 

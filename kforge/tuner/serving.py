@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.kernel import KernelState
 from kforge.core.target import Target
+from kforge.core.words import counted
 from kforge.core.workload import Workload
 from kforge.registry.ask import ask
 from kforge.registry.snapshot import Snapshot
@@ -33,20 +34,16 @@ class Serving:
     def text(self) -> str:
         """One line."""
         if self.kernels:
-            own = f"{_count(self.promoted, 'kernel')} promoted" if self.promoted else "None was promoted"
+            own = f"{counted(self.promoted, 'kernel')} promoted" if self.promoted else "None was promoted"
             alone = "" if self.engine or not self.promoted else (
                 ", on the judge's word alone, since no engine calls an imported operator")
             return f"{own} by this run{alone}; {self.kernels} {'serves' if self.kernels == 1 else 'serve'} in all."
         if not self.engine:
             return "None was promoted: the generated default serves."
         if self.relaid:
-            weights = _count(self.relaid, "weight")
+            weights = counted(self.relaid, "weight")
             return f"None was promoted: the shipped defaults serve, {weights} in a layout chosen here."
         return "None was promoted: the shipped defaults serve, so default and tuned are the same kernels."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def serving(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripted import Script, plain, settle
+from scripted import Scripted, plain, settle
 from situations import norm_story
 
 from kforge.agent.budget import Ledger, Limits
 from kforge.agent.caller import Caller
-from kforge.agent.calls import CallFailure, Reply, Request, Role
 from kforge.agent.loop import ModelProposer
 from kforge.agent.prices import Price, Prices
 from kforge.agent.providers.router import Router
@@ -31,21 +29,6 @@ SHARES = (0.3, 0.1)  # of a step, at T=1 and T=32
 FIRST = (2.0, 40.0)  # us of the default there
 A_CALL = 0.02  # USD of a call of a script: 10 tokens in, 5 out
 PRICES = Prices((Price("script", ("*",), 1000.0, 0.0, 0.0, 2000.0, "made up", ""),))
-
-
-class Scripted:
-    """A provider that answers from a script."""
-
-    name = "script"
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-
-    def model_for(self, role: Role) -> str:
-        return "model-1"
-
-    def complete(self, request: Request, cancel: threading.Event) -> Reply | CallFailure:
-        return self._script.call(request, cancel)
 
 
 class AgentRun:

@@ -70,6 +70,21 @@ class Script:
         return sorted((r for r in self.requests if r.role is role), key=lambda r: (r.parent, r.ordinal))
 
 
+class Scripted:
+    """A provider that answers from a script."""
+
+    name = "script"
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def model_for(self, role: Role) -> str:
+        return "model-1"
+
+    def complete(self, request: Request, cancel: threading.Event) -> Reply | CallFailure:
+        return self._script.call(request, cancel)
+
+
 def plain(**other: Any) -> Script:
     """Analyst and generator that always find something new."""
     usual = {"analyst": [analysis()], "generator": [lambda _: edit()], "repairer": [lambda _: mending()]}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted import FAILED, Script, analysis, edit, settle
+from scripted import FAILED, Script, Scripted, analysis, edit, settle
 from situations import NORM, norm_story, shipped_template
 
 from kforge.agent.caller import Caller
-from kforge.agent.calls import CallFailure, Reply, Request, Role
+from kforge.agent.calls import Request, Role
 from kforge.agent.loop import ModelProposer
 from kforge.agent.providers.replay import Replay
 from kforge.agent.providers.router import Router
@@ -23,21 +22,6 @@ from kforge.harness import Harness
 from kforge.harness.check import CheckResult
 from kforge.targets import host
 from kforge.tuner.proposals import Proposal
-
-
-class Scripted:
-    """A provider that answers from a script."""
-
-    name = "script"
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-
-    def model_for(self, role: Role) -> str:
-        return "model-1"
-
-    def complete(self, request: Request, cancel: threading.Event) -> Reply | CallFailure:
-        return self._script.call(request, cancel)
 
 
 def small_run(caller: Caller, run: Path) -> list[tuple[str, str, str]]:

@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
-import kernelbench  # noqa: E402
 from kernelbench import Compared, Row, geometric_mean, name_of, problems_in  # noqa: E402
 
 from kforge.core.summary import Summary  # noqa: E402
@@ -80,13 +79,6 @@ def test_a_ratio_counts_three_at_most_and_what_is_wrong_or_flagged_not_at_all() 
     assert [r.compared.word for r in rows if r.compared] == ["beat", "lose", "wrong", "beat"]
     assert row(1.0, -0.01, 0.01).compared.word == "tie"  # type: ignore[union-attr]
     assert geometric_mean(rows[2:]) is None
-
-
-def test_sizes_are_read_back_from_what_the_import_says_of_its_scaling() -> None:
-    scaling = "batch_size 128 -> 64, dim 4096 -> 512, leading dimensions / 2, inputs standard normal"
-    assert dict(kernelbench._SIZE.findall(scaling)) == {"batch_size": "64", "dim": "512"}
-    lead = kernelbench._LEAD.search(scaling)
-    assert lead is not None and lead[1] == "2"
 
 
 @pytest.mark.slow

@@ -89,7 +89,8 @@ def test_a_file_that_never_ends_is_ended(home: Path) -> None:
 def forged(**changes: object) -> str:
     graph = {"given": [{"name": "x", "shape": ["B", 8], "kind": "argument"}],
              "steps": [{"name": "y", "op": "neg", "inputs": ["x"], "shape": ["B", 8]}], "outputs": ["y"]}
-    return json.dumps({"graph": graph, "batch": 4, "originals": [], "scaling": "", **changes})
+    return json.dumps({"graph": graph, "batch": 4, "originals": [], "scaling": "", "sizes": {}, "lead": 1,
+                       **changes})
 
 
 FORGED = {
@@ -127,6 +128,10 @@ def test_names_and_options_that_cannot_be_are_told(home: Path) -> None:
     file.write_text("x = 1")
     for request, sentence in {
         Request(home / "none.py"): "cannot read",
+        Request(Path("/dev/zero")): "it is no plain file",
+        Request(file, inputs="x=f32[8,,8]"): "an extent that no tensor has",
+        Request(file, inputs=f"x=f32[{'9' * 5000}]"): "an extent that no tensor has",
+        Request(file, inputs="x=f32[8],"): "is not like x=f32",
         Request(file, name="linear"): "linear is a built-in operator",
         Request(file, name="../x"): "must be small letters",
         Request(file, scale="7"): "no power of two",

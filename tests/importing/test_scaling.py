@@ -66,4 +66,5 @@ def test_gigabytes_are_made_to_fit_without_being_allocated() -> None:
     made = imported(HUGE.read_text(), job)
     assert made["originals"] == [{"name": "x", "shape": [4096, 393216]}]
     assert made["scaling"] == "batch_size 4096 -> 16"
+    assert (made["sizes"], made["lead"]) == ({"batch_size": 16}, 1)
     assert made["batch"] == 16 and made["graph"]["given"][0]["shape"] == ("B", 393216)

@@ -11,7 +11,6 @@ from kforge.agent.answers import Analysis, read
 from kforge.agent.budget import spent_in
 from kforge.agent.calls import Reply, Role
 from kforge.agent.drafting import drafted
-from kforge.agent.evidence import short
 from kforge.agent.failures import told
 from kforge.agent.idea_log import IdeaLog, Offered
 from kforge.agent.ideas import FIRST_TRIALS, GIVEN_UP, PROGRESS, Idea, Result
@@ -25,7 +24,7 @@ from kforge.core.trial import Decision, Timing, Trial, Verdict
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.points import Point
 from kforge.tuner.proposals import Outcome, Proposal, Tried
-from kforge.tuner.report_names import short_bucket
+from kforge.tuner.report_names import short_bucket, short_template
 from kforge.tuner.report_outcomes import PROMOTED, engine_state, why_not
 from kforge.tuner.run_view import BucketView, Judged, RunView
 
@@ -282,4 +281,4 @@ def _analysis(calls: Sequence[Call]) -> Analysis | None:
 
 def name_of(template: str) -> str:
     """Of a branch: a template's own name, or what ideas are called that began at none."""
-    return short(template) if template else "a new approach"
+    return short_template(template) if template else "a new approach"

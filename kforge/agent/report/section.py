@@ -12,14 +12,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from kforge.agent.calls import CallFailure, Reply, Role
-from kforge.agent.evidence import short
 from kforge.agent.report import words
 from kforge.agent.report.diffs import Diff, diffs, unified
 from kforge.agent.report.facts import AgentReport, Call
 from kforge.agent.report.gathering import name_of
 from kforge.core.words import plain
 from kforge.tuner.report import Section
-from kforge.tuner.report_names import short_bucket, short_problem
+from kforge.tuner.report_names import short_bucket, short_problem, short_template
 
 MOST_PROMPT = 30_000  # characters of a prompt that are shown
 MOST_ANSWER = 12_000  # of each text in an answer
@@ -96,7 +95,7 @@ def section(report: AgentReport) -> Section:
     text = environment.get_template("section.html.j2").render(
         report=report, money=words.money(report), paid=[words.paid(p) for p in report.money.payments],
         predictions=words.predictions(report), scatter=scatter(report), diffs=diffs(report), w=words,
-        calls={c.file: _row(c, systems) for c in report.calls}, strays=strays, short=short, name_of=name_of,
+        calls={c.file: _row(c, systems) for c in report.calls}, strays=strays, short=short_template, name_of=name_of,
         short_bucket=short_bucket, short_problem=short_problem, tone=words.tone, plain=plain, line=_line,
         title=words.title, long=_LONG, side=_SIDE,
         most_why=_MOST_WHY,

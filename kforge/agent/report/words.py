@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kforge.agent.calls import Usage
 from kforge.agent.report.facts import AgentReport, IdeaReport, State
 from kforge.agent.report.money import Money, Payment
-from kforge.core.words import plain
+from kforge.core.words import counted, percent, plain
 from kforge.tuner.report_names import microseconds
 
 MOST_TITLE = 160  # characters of a line that names something
@@ -40,7 +40,7 @@ def usd(value: float | None) -> str:
 
 
 def gain(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{100 * ratio:+.1f} %"
+    return "-" if ratio is None else percent(ratio)
 
 
 def us(seconds: float | None) -> str:
@@ -130,10 +130,6 @@ def title(idea: IdeaReport) -> str:
 def tone(state: State) -> str:
     """Class of a state's colour."""
     return "good" if state in _GOOD else "bad" if state in _BAD else "open"
-
-
-def counted(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _each(bill: Money, value: float) -> str:
