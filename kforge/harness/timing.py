@@ -22,6 +22,8 @@ _MAX_CALLS = 1 << 20
 _TRIES = 4
 _QUIET_SHARE = 0.003
 _IDLE_LATE, _IDLE_SHARE = 0.004, 0.02  # seconds, and share of idle time, that an idle process may seem to run
+_WATCHES = (0.02, 0.1, 0.5)  # seconds of idleness ahead of each second look at a process that seemed to
+_WATCHED_BATCHES, _WATCHED_GAP = 8, 0.003  # of a second look, and seconds of idleness behind each of them
 _LEAST_SECONDS, _PATIENCE = 2.0, 10.0  # a batch may take that long, plus so often what it took before
 
 
@@ -77,6 +79,7 @@ class Stopwatch:
         self._kept: dict[str, np.ndarray] | None = None
         self._idle: _Since | None = None  # when the last quiet batch was over
         self._idle_ran = self._idle_seconds = 0.0
+        self._calls = 1  # of the last batch that had any
         self._slowest = 0.0  # seconds per call of any batch so far
         self._specs = [s for s in session.operator.tensors(session.workload) if s.role is not Role.IN]
         self._places = {s.name: session.slots.place_at_page(s.name, s.bytes) for s in self._specs}
@@ -119,6 +122,7 @@ class Stopwatch:
         self._last = (self._first + (calls - 1) * step) % timed.period
         self._first += calls * step
         if calls and not isinstance(seconds, Failure):
+            self._calls = calls
             self._slowest = max(self._slowest, seconds / calls)
         return seconds
 
@@ -141,7 +145,7 @@ class Stopwatch:
             return seconds
         batch = QuietBatch(seconds, (self._process.child.usage().waited - before.waited) / seconds)
         # Read anew: a thread that was still on its way to sleep had not been charged with its last stretch.
-        self._idle = _Since(self._process.child.usage().ran, time.monotonic())
+        self._idle = self._now()
         return batch
 
     def quiet_batch(self, calls: int, draw: int = 0, keep: bool = False) -> QuietBatch | Failure:
@@ -158,17 +162,51 @@ class Stopwatch:
         return min(tried, key=lambda batch: batch.waited_share)
 
     def background(self) -> Failure | None:
-        """Whether the process ran although it had nothing to do, counted over all times between its quiet batches.
+        """Whether the process runs although it has nothing to do, counted over all times between its quiet batches.
 
-        What it ran just before it went to sleep may, very rarely, be counted late.
+        A thread that the host of a virtual machine held up on its way to sleep is charged late, for milliseconds and
+        several times within some tens of them. So what seems to run is looked at again, and fails when it does so in
+        every one of those looks: what a kernel gains by computing between batches it gains in most of them or hardly
+        at all.
         """
+        self._count_idle()
+        if not self._runs_idle:
+            return None
+        if (failure := self._watch()) is not None:
+            return failure
+        self._idle_ran = self._idle_seconds = 0.0
+        return None
+
+    @property
+    def _runs_idle(self) -> bool:
+        return self._idle_ran > _IDLE_LATE + _IDLE_SHARE * self._idle_seconds
+
+    def _count_idle(self) -> None:
         if self._idle is not None:
-            now = _Since(self._process.child.usage().ran, time.monotonic())
+            now = self._now()
             self._idle_ran += now.ran - self._idle.ran
             self._idle_seconds += now.at - self._idle.at
             self._idle = now
-        if self._idle_ran <= _IDLE_LATE + _IDLE_SHARE * self._idle_seconds:
-            return None
+
+    def _now(self) -> _Since:
+        return _Since(self._process.child.usage().ran, time.monotonic())
+
+    def _watch(self) -> Failure | None:
+        """The second looks: None as soon as one sees nothing. What the last batch left stays to be verified."""
+        first, last, kept = self._first, self._last, self._kept
+        try:
+            for idleness in _WATCHES:
+                self._idle_ran = self._idle_seconds = 0.0
+                for gap in (idleness, *(_WATCHED_GAP,) * _WATCHED_BATCHES):
+                    self._idle = self._now()
+                    time.sleep(gap)
+                    self._count_idle()
+                    if isinstance(seconds := self.batch(self._calls), Failure):
+                        return seconds
+                if not self._runs_idle:
+                    return None
+        finally:
+            self._first, self._last, self._kept = first, last, kept
         detail = f"{self._idle_ran * 1e3:.1f} ms in {self._idle_seconds * 1e3:.1f} ms without work"
         return Failure(FailureClass.BACKGROUND, "the kernel went on computing when its calls were over", detail)
 

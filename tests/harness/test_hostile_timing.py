@@ -14,6 +14,7 @@ from kforge.harness import Harness
 from kforge.harness.judge import Rules
 from kforge.harness.pairs import ContestantFailure
 from kforge.harness.timing import Plan
+from kforge.harness.timing import Stopwatch
 from kforge.harness.zygote import Child, Usage
 
 QUICK = Plan(batch_seconds=0.004, batches=5, handovers=20)
@@ -68,3 +69,19 @@ def test_a_process_that_runs_without_work_fails(harness: Harness, monkeypatch: p
     monkeypatch.setattr(Child, "usage", lambda self: Usage((next(ran) * 0.002,), 0.0))
     trial = harness.evaluate(candidate(), WORKLOAD, check=False)
     assert trial.failure is not None and trial.failure.kind is FailureClass.BACKGROUND, trial
+
+
+def test_a_process_that_was_charged_late_for_a_moment_passes(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a virtual machine's host that holds a processor back: sixteen readings in a row that seem to be work."""
+    readings = itertools.count()
+
+    def usage(_: Child) -> Usage:
+        return Usage((0.002 * min(max(next(readings) - 4, 0), 16),), 0.0)
+
+    looks: list[object] = []
+    watch = Stopwatch._watch
+    monkeypatch.setattr(Stopwatch, "_watch", lambda self: looks.append(self) or watch(self))
+    monkeypatch.setattr(Child, "usage", usage)
+    trial = harness.evaluate(candidate(), WORKLOAD, check=False)
+    assert looks
+    assert trial.failure is None, trial
