@@ -13,8 +13,7 @@ from kforge.core.trial import Candidate, Decision, FailureClass
 from kforge.harness import Harness
 from kforge.harness.judge import Rules
 from kforge.harness.pairs import ContestantFailure
-from kforge.harness.timing import Plan
-from kforge.harness.timing import Stopwatch
+from kforge.harness.timing import Plan, Stopwatch
 from kforge.harness.zygote import Child, Usage
 
 QUICK = Plan(batch_seconds=0.004, batches=5, handovers=20)
