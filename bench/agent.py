@@ -1,6 +1,6 @@
 """Templates of a language model against the built-in rules: the same workload, trials and judge, each from nothing.
 
-    python bench/agent.py --agent openai:MODEL [--trials 60] [--repeats 3] [--only NAME,...] [--out DIR] [--json FILE]
+    python bench/agent.py --agent openai:MODEL [--trials 60] [--repeats 3] [--only NAME,...] [--parallel N] [--out DIR]
 
 For every workload and repeat two runs, in an order that alternates: the built-in rules alone, and the same with the
 model's proposals. Each has a registry of its own that knows nothing, at most ``--trials`` trials and the same budget;
@@ -8,6 +8,8 @@ each ends with the kernel that its judge accepted over the default, or the defau
 judge, one against the other, with the machine's calibrated noise: *beats* is a kernel accepted over the other. Lessons
 and earlier kernels reach neither. ``--submit`` hands the model's kernels that win to your own registry as ``kforge try
 --submit`` does; ``kforge kernels promote`` has the engine decide then. Killed, it goes on with the same ``--out``.
+With ``--parallel`` so many duels are under way at once, because a model thinks longer than its kernels take to measure;
+one of them at a time builds, checks, times or judges.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from measuring import write_json
@@ -32,6 +38,7 @@ from kforge.core.trial import Candidate, Decision, Verdict
 from kforge.core.workload import Workload
 from kforge.harness import Harness
 from kforge.harness.judge import Rules
+from kforge.harness.turn import Turn
 from kforge.models import load
 from kforge.models.fetch import resolve
 from kforge.models.graph import CallKind, StepOptions
@@ -124,6 +131,10 @@ class Duel:
         whole = Task(workload.problem, (Bucket(workload, ()),))
         self.task = OneLayout(whole.problem, whole.buckets, DEFAULT_ROWS if whole.packed else 0)
 
+    @cached_property
+    def turn(self) -> Turn:
+        return Turn(self.folder.parent / "turn.lock")
+
     @property
     def workload(self) -> Workload:
         return self.task.workload(self.task.buckets[0], self.task.rows)
@@ -145,7 +156,8 @@ class Duel:
                 folder.write(Event.STARTED, started(options, self.target))
             registry.begin_run(folder.id, options.model, self.target.identity, folder.path)
             with asked.proposing(folder, registry, self.target) if asked else nullcontext() as proposer:
-                outcome = Coordinator(options, folder, registry, self.target, Silent(), proposer).run([self.task])
+                run = Coordinator(options, folder, registry, self.target, Silent(), proposer, turn=self.turn)
+                outcome = run.run([self.task])
             mine = [k for k in registry.snapshot().kernels if k.run == folder.id]
             kernel = max(mine, key=lambda k: k.gain, default=None)
             problem = self.workload.problem
@@ -188,12 +200,12 @@ class Duel:
     def _meeting(self, model: Candidate, rules: Candidate) -> Verdict | None:
         if model.source == rules.source:
             return None
-        with Harness(self.target, self.threads) as harness:
+        with Harness(self.target, self.threads, turn=self.turn) as harness:
             noise = Rules(noise=noise_of(self.target, self.threads))
             return harness.judge(model, rules, bucket_shapes(self.workload), rules=noise)
 
     def _submitted(self, candidate: Candidate) -> int | None:
-        with Registry.open() as registry, Harness(self.target, self.threads) as harness:
+        with Registry.open() as registry, Harness(self.target, self.threads, turn=self.turn) as harness, self.turn:
             serving = incumbent("tuned", self.workload, registry.snapshot(), registry.store, self.target)
             return submit(candidate, self.workload, serving, harness, registry).kernel
 
@@ -214,6 +226,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help=f"of {', '.join(case.name for case in CASES)}")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--parallel", type=int, default=1, help="duels under way at once; they take turns measuring")
     parser.add_argument("--submit", action="store_true", help="hand winners to your registry")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-agent"))
     parser.add_argument("--json", type=Path)
@@ -224,16 +237,25 @@ def main() -> None:
     kept = args.out / "rows.jsonl"
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
     done = {(row["case"], row["repeat"]) for row in rows}
-    for repeat in range(1, args.repeats + 1):
-        for case in wanted:
-            if (case.name, repeat) not in done:
-                row = Duel(case, repeat, args, target, args.out).row()
-                print(f"{case.name} {repeat}: {row['word']} ({100 * float(str(row['gain'])):+.1f} %)", flush=True)
-                rows.append(row)
-                with kept.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+    left = [(case, repeat) for repeat in range(1, args.repeats + 1) for case in wanted
+            if (case.name, repeat) not in done]
+    for row in _rows([Duel(case, repeat, args, target, args.out) for case, repeat in left], args.parallel):
+        print(f"{row['case']} {row['repeat']}: {row['word']} ({100 * float(str(row['gain'])):+.1f} %)", flush=True)
+        rows.append(row)
+        with kept.open("a") as file:
+            file.write(json.dumps(row) + "\n")
     Console().print(_table(rows))
     write_json(args.json, "bench/agent.py", {"agent": args.agent, "trials": args.trials, "rows": rows})
+
+
+def _rows(duels: Sequence[Duel], parallel: int) -> Iterator[dict[str, object]]:
+    """As they are fought out, ``parallel`` at once, each in a process of its own."""
+    if parallel == 1:
+        yield from (duel.row() for duel in duels)
+        return
+    with ProcessPoolExecutor(parallel, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        for done in as_completed([pool.submit(duel.row) for duel in duels]):
+            yield done.result()
 
 
 def _table(rows: list[dict]) -> Table:

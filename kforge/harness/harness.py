@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import wraps
 from types import TracebackType
+from typing import Concatenate, ParamSpec, TypeVar
 
 import psutil
 
@@ -53,6 +56,21 @@ _OPEN_SHARE = 0.25
 _KEPT_IMAGES = 256
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_turn(method: Callable[Concatenate[Harness, P], R]) -> Callable[Concatenate[Harness, P], R]:
+    """Waits until no other harness of the same turn builds, checks or times."""
+
+    @wraps(method)
+    def alone(self: Harness, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.turn:
+            return method(self, *args, **kwargs)
+
+    return alone
+
+
 @dataclass(frozen=True)
 class _Built:
     artifact: Artifact
@@ -71,10 +89,13 @@ class Harness:
     Seeds are drawn afresh for each harness, so that no candidate can be fitted to the inputs it will be checked with; a
     failure names the seed of its case. Not thread-safe. Raises KforgeError where this machine does not confine
     candidates (``kforge.harness.proof``) and they are not trusted.
+
+    ``turn``: entered, and entered again inside, while anything is built, checked or timed: a ``Turn`` makes processes
+    that measure on one machine do so one at a time.
     """
 
-    def __init__(self, target: Target, threads: int, *, seed: int | None = None,
-                 trust_candidates: bool = False) -> None:
+    def __init__(self, target: Target, threads: int, *, seed: int | None = None, trust_candidates: bool = False,
+                 turn: AbstractContextManager[object] | None = None) -> None:
         available = sorted(os.sched_getaffinity(0))
         if not 1 <= threads <= len(available):
             raise KforgeError(f"{threads} threads asked for, but this process may use {len(available)} CPUs")
@@ -83,6 +104,7 @@ class Harness:
         self.provenance = Provenance.of(confinement, trust_candidates)  # what to keep beside an accepted kernel
         self.target = target
         self.threads = threads
+        self.turn = turn or nullcontext()
         self._cpus = available[:threads]
         self._seed = secrets.randbelow(1 << 31) if seed is None else seed
         self._answers = Answers()
@@ -91,6 +113,7 @@ class Harness:
         self._built: OrderedDict[str, _Built] = OrderedDict()
         self._room = int(_OPEN_SHARE * psutil.virtual_memory().available)
 
+    @_in_turn
     def evaluate(self, candidate: Candidate, workload: Workload, *, check: bool = True, cut_above: float | None = None,
                  plan: Plan = SEARCH) -> Trial:
         """Build, admit, check, time. ``cut_above``: seconds of a call beyond which one batch is enough."""
@@ -125,6 +148,7 @@ class Harness:
             process.close()
         return replace(trial, failure=timing) if isinstance(timing, Failure) else replace(trial, timing=timing)
 
+    @_in_turn
     def empty_call(self, workload: Workload, *, plan: Plan = SEARCH) -> Timing | Failure:
         """What a call at this workload takes whose kernel does nothing; see ``kforge.harness.empty_call``."""
         built = self._build(empty_kernel(workload.problem))
@@ -143,6 +167,7 @@ class Harness:
             self._forget(workload)
             return Failure(FailureClass.HARNESS, str(error))
 
+    @_in_turn
     def check(self, candidate: Candidate, workload: Workload) -> CheckResult | Failure:
         """Build, admit, check; no timing."""
         built = self._build(candidate)
@@ -157,6 +182,7 @@ class Harness:
         finally:
             process.close()
 
+    @_in_turn
     def compare(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, pairs: int = MOST_PAIRS,
                 zygotes: int = 1, first_zygote: int = 0, plan: Plan = PAIRS) -> PairedSample | ContestantFailure:
         """Interleaved pairs of both at one workload; see ``kforge.harness.pairs``."""
@@ -166,6 +192,7 @@ class Harness:
         return compare(sides.candidate, sides.incumbent, self._timed_inputs(workload), self._cpus, pairs=pairs,
                        zygotes=zygotes, first_zygote=first_zygote, plan=plan)
 
+    @_in_turn
     def judge(self, candidate: Candidate, incumbent: Candidate, workloads: Sequence[Workload], *,
               rules: Rules | None = None, pairs: int = MOST_PAIRS, plan: Plan = PAIRS) -> Verdict:
         """Verdict over the shapes of a bucket, in as many looks as it takes and ``rules`` allow.
@@ -181,6 +208,7 @@ class Harness:
                 return failed_verdict(candidate.hash, incumbent.hash, ContestantFailure(candidate.hash, found))
         return verdict
 
+    @_in_turn
     def check_held_out(self, candidate: Candidate, workload: Workload) -> HeldOut | Failure:
         """The check before acceptance, on shapes and seeds that nobody sees; see ``kforge.harness.held_out``.
 
@@ -207,6 +235,7 @@ class Harness:
             found.append(one)
         return HeldOut(sum(f.cases for f in found), sum(f.row_counts for f in found), sum(f.calls for f in found))
 
+    @_in_turn
     def audit(self, candidate: Candidate, incumbent: Candidate, workload: Workload, *, seconds: float,
               zygotes: int = AUDIT_ZYGOTES, first_zygote: int = 0,
               thorough: bool = False) -> AuditSample | ContestantFailure:

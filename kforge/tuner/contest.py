@@ -99,11 +99,11 @@ class Contest:
             if not (lane.search.exhausted or lane.hopeless or not lane.left or (behind and lane.proposal is not None)):
                 yield lane
 
-    def next_lane(self) -> Lane | None:
+    def next_lane(self, only_proposed: bool = False) -> Lane | None:
         """The one with the most to hope for: how near its best is to the best of all, plus what few rounds leave open
         (an upper confidence bound). A lane that nobody has tried comes first.
         """
-        live = list(self.live())
+        live = [lane for lane in self.live() if lane.proposal is not None or not only_proposed]
         if not live:
             return None
         best = self._best(self.measured)

@@ -16,6 +16,7 @@ from kforge.core.target import Target
 from kforge.core.workload import attrs
 from kforge.harness import Harness
 from kforge.harness.calibrate import measure_noise
+from kforge.harness.turn import Turn
 from kforge.operators import get
 from kforge.registry.ask import ask
 from kforge.registry.database import Registry
@@ -35,6 +36,7 @@ from kforge.tuner.search import TaskSearch, open_storage
 
 BATCH = 4  # points that are built side by side
 _PAUSE = 0.2  # seconds between two looks at a proposer when there is nothing to measure
+_OWN_SHARE = 0.4  # of a run's trials, for the shipped templates while something else is still being thought of
 _ASK_UNTIL = 0.8  # of the search's time or trials: the rest is for what was proposed by then
 _NOISE_SHARE = 0.07  # of the budget, for the noise of a machine that was never calibrated
 _LEAST_NOISE_SECONDS = 20.0  # a shorter tune judges as on a machine of which nothing is known
@@ -54,11 +56,12 @@ class Coordinator:
     """Plans, searches and judges for one run. The registry is written as soon as something is decided."""
 
     def __init__(self, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher,
-                 proposer: Proposer | None = None, generated: Sequence[Template] = ()):
+                 proposer: Proposer | None = None, generated: Sequence[Template] = (), turn: Turn | None = None):
         """``proposer``: where more templates come from. ``generated``: those that compete instead of the shipped ones,
-        of which there are none for an imported operator; the first serves untuned."""
+        of which there are none for an imported operator; the first serves untuned. ``turn``: taken by whoever measures,
+        where several runs share the machine."""
         self.options, self.folder, self.registry, self.target, self.watcher = options, folder, registry, target, watcher
-        self.proposer, self.generated = proposer, generated
+        self.proposer, self.generated, self.turn = proposer, generated, turn
         self.snapshot = registry.snapshot()
 
     def run(self, tasks: Sequence[Task]) -> SearchOutcome:
@@ -74,7 +77,7 @@ class Coordinator:
                 "templates (--retune does)"
             )
         trust = self.options.trust_candidates
-        with Harness(self.target, self.options.threads, trust_candidates=trust) as harness:
+        with Harness(self.target, self.options.threads, trust_candidates=trust, turn=self.turn) as harness:
             if harness.provenance.trusted:
                 self.watcher.note(f"candidates are trusted: no {', '.join(harness.provenance.missing)} in the sandbox")
             if fresh:
@@ -202,12 +205,13 @@ class Coordinator:
             self.watcher.stage("searching")
         while not self._searched(measurer):
             proposing.admit(contests)
-            open_ones = [c for c in contests if c.next_lane()]
+            only_proposed = self._saves_trials(contests, measurer, proposing)
+            open_ones = [c for c in contests if c.next_lane(only_proposed)]
             if contests and self._spent(measurer) < _ASK_UNTIL:
                 proposing.ask(sorted(contests, key=lambda c: -c.promise / (1 + c.rounds)))
             if open_ones:
                 chosen = max(open_ones, key=lambda c: c.promise / (1 + c.rounds))
-                self._round(chosen, measurer, proposing)
+                self._round(chosen, measurer, proposing, only_proposed)
             elif proposing.waiting:
                 time.sleep(_PAUSE)
             else:
@@ -221,9 +225,20 @@ class Coordinator:
     def _searched(self, measurer: Measurer) -> bool:
         return self._spent(measurer) >= 1
 
-    def _round(self, contest: Contest, measurer: Measurer, proposing: Proposing) -> None:
+    def _saves_trials(self, contests: Sequence[Contest], measurer: Measurer, proposing: Proposing) -> bool:
+        """Whether the trials that are left are for what is being thought of: they are few, and time is not.
+
+        A model takes a minute for an idea, in which shipped templates would use up sixty trials.
+        """
+        if not self.options.max_trials or not proposing.waiting:
+            return False
+        own = sum(len(c.main.search.measured) * len(c.task.buckets) for c in contests)
+        time_spent = self.folder.used_seconds / (SEARCH_UNTIL * self.options.budget_seconds)
+        return own >= _OWN_SHARE * self.options.max_trials and self._spent(measurer) > time_spent
+
+    def _round(self, contest: Contest, measurer: Measurer, proposing: Proposing, only_proposed: bool = False) -> None:
         """A few points of the lane that has the most to hope for, built side by side and timed one by one."""
-        lane = contest.next_lane()
+        lane = contest.next_lane(only_proposed)
         assert lane is not None
         lane.rounds += 1
         ready = []

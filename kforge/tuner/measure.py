@@ -62,7 +62,7 @@ class Measurer:
     def prebuild(self, candidates: Sequence[Candidate]) -> None:
         """Compile side by side before anything is timed: a compiler beside a measurement would disturb it."""
         fresh = [c for c in candidates if not any(h == c.hash for h, _ in self._done)]
-        with ThreadPoolExecutor(max_workers=self._target.cores) as pool:
+        with self._harness.turn, ThreadPoolExecutor(max_workers=self._target.cores) as pool:
             list(pool.map(lambda c: build(c, self._target), fresh))
 
     def measure(self, space: Space, point: Point, candidate: Candidate) -> dict[str, float]:

@@ -154,6 +154,40 @@ def test_a_proposal_that_was_edited_does_not_compete_after_a_resume(tmp_path: Pa
         assert all("three" not in d["trial"]["template"] for d in folder.of(Event.TRIAL))
 
 
+class Slow(Scripted):
+    """Thinks until the machine has had nothing to do for a while, or has used up what was its idea's."""
+
+    def __init__(self, write: Callable[[Situation], list[Proposal]], folder: RunFolder) -> None:
+        super().__init__(write)
+        self._folder = folder
+        self._looks = 0
+        self.before = 0
+
+    @property
+    def working(self) -> bool:
+        return bool(self.asked) and (self._looks < 10 or bool(self._ready))
+
+    def take(self) -> list[Proposal]:
+        trials = len(self._folder.of(Event.TRIAL))
+        self._looks = self._looks + 1 if trials == self.before else 0
+        self.before = trials
+        return super().take() if self._looks >= 10 or trials >= 24 else []
+
+
+def test_trials_are_left_for_what_is_being_thought_of(tmp_path: Path, rows) -> None:
+    options, calls = rows
+
+    def write(situation: Situation) -> list[Proposal]:
+        return [Proposal("p1", situation.task.problem.key, put(folder.path, "three", three_in_flight), "", "latency",
+                         "three tokens in flight", 0.1, "scripted")]
+
+    with RunFolder.create(tmp_path / "runs", "tiny") as folder:
+        slow = Slow(write, folder)
+        run(tmp_path, options, calls, slow, folder)
+        assert any("three" in d["trial"]["template"] for d in folder.of(Event.TRIAL))
+        assert len(folder.of(Event.TRIAL)) >= 20, "what the idea did not want was for the shipped templates"
+
+
 @pytest.fixture
 def contest(tmp_path: Path, rows) -> Contest:
     _, calls = rows
