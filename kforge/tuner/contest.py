@@ -7,7 +7,7 @@ all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kforge.core.trial import Candidate
@@ -39,6 +39,15 @@ class Lane:
     def hopeless(self) -> bool:
         """Whether it was tried and nothing of it worked in any bucket."""
         return len(self.search.measured) >= FAILURES and not any(self.search.measured.values())
+
+
+def any_lane(_: Lane) -> bool:
+    return True
+
+
+def used_trials(lane: Lane) -> int:
+    """About so many: a point that failed in one bucket was not tried in the others."""
+    return len(lane.search.measured) * len(lane.space.task.buckets)
 
 
 @dataclass
@@ -99,11 +108,11 @@ class Contest:
             if not (lane.search.exhausted or lane.hopeless or not lane.left or (behind and lane.proposal is not None)):
                 yield lane
 
-    def next_lane(self, only_proposed: bool = False) -> Lane | None:
+    def next_lane(self, allowed: Callable[[Lane], bool] = any_lane) -> Lane | None:
         """The one with the most to hope for: how near its best is to the best of all, plus what few rounds leave open
         (an upper confidence bound). A lane that nobody has tried comes first.
         """
-        live = [lane for lane in self.live() if lane.proposal is not None or not only_proposed]
+        live = [lane for lane in self.live() if allowed(lane)]
         if not live:
             return None
         best = self._best(self.measured)

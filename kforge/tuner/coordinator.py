@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from optuna.storages import JournalStorage
@@ -22,7 +22,7 @@ from kforge.registry.ask import ask
 from kforge.registry.database import Registry
 from kforge.targets.noise import UNCALIBRATED, noise_of, save_noise
 from kforge.targets.roofline import time_limit
-from kforge.tuner.contest import Contest, Lane
+from kforge.tuner.contest import Contest, Lane, any_lane, used_trials
 from kforge.tuner.finals import Finals
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.measure import Measurer
@@ -36,7 +36,7 @@ from kforge.tuner.search import TaskSearch, open_storage
 
 BATCH = 4  # points that are built side by side
 _PAUSE = 0.2  # seconds between two looks at a proposer when there is nothing to measure
-_OWN_SHARE = 0.4  # of a run's trials, for the shipped templates while something else is still being thought of
+_OWN_SHARE, _IDEA_SHARE = 0.4, 0.2  # of the trials, for shipped templates and for each idea while more is thought of
 _ASK_UNTIL = 0.8  # of the search's time or trials: the rest is for what was proposed by then
 _NOISE_SHARE = 0.07  # of the budget, for the noise of a machine that was never calibrated
 _LEAST_NOISE_SECONDS = 20.0  # a shorter tune judges as on a machine of which nothing is known
@@ -205,13 +205,13 @@ class Coordinator:
             self.watcher.stage("searching")
         while not self._searched(measurer):
             proposing.admit(contests)
-            only_proposed = self._saves_trials(contests, measurer, proposing)
-            open_ones = [c for c in contests if c.next_lane(only_proposed)]
+            allowed = self._allowance(contests, measurer, proposing)
+            open_ones = [c for c in contests if c.next_lane(allowed)]
             if contests and self._spent(measurer) < _ASK_UNTIL:
                 proposing.ask(sorted(contests, key=lambda c: -c.promise / (1 + c.rounds)))
             if open_ones:
                 chosen = max(open_ones, key=lambda c: c.promise / (1 + c.rounds))
-                self._round(chosen, measurer, proposing, only_proposed)
+                self._round(chosen, measurer, proposing, allowed)
             elif proposing.waiting:
                 time.sleep(_PAUSE)
             else:
@@ -225,20 +225,31 @@ class Coordinator:
     def _searched(self, measurer: Measurer) -> bool:
         return self._spent(measurer) >= 1
 
-    def _saves_trials(self, contests: Sequence[Contest], measurer: Measurer, proposing: Proposing) -> bool:
-        """Whether the trials that are left are for what is being thought of: they are few, and time is not.
-
-        A model takes a minute for an idea, in which shipped templates would use up sixty trials.
+    def _allowance(
+        self, contests: Sequence[Contest], measurer: Measurer, proposing: Proposing
+    ) -> Callable[[Lane], bool]:
+        """Which lanes may go on. Where trials are few and time is not, some are kept for what is being thought of: a
+        model takes a minute for an idea, in which shipped templates, or the idea before, would use up sixty trials.
         """
-        if not self.options.max_trials or not proposing.waiting:
-            return False
-        own = sum(len(c.main.search.measured) * len(c.task.buckets) for c in contests)
-        time_spent = self.folder.used_seconds / (SEARCH_UNTIL * self.options.budget_seconds)
-        return own >= _OWN_SHARE * self.options.max_trials and self._spent(measurer) > time_spent
+        most, budget = self.options.max_trials, self.options.budget_seconds
+        if not proposing.waiting or self._spent(measurer) <= self.folder.used_seconds / (SEARCH_UNTIL * budget):
+            return any_lane
+        own = sum(used_trials(contest.main) for contest in contests)
 
-    def _round(self, contest: Contest, measurer: Measurer, proposing: Proposing, only_proposed: bool = False) -> None:
+        def allowed(lane: Lane) -> bool:
+            return own < _OWN_SHARE * most if lane.proposal is None else used_trials(lane) < _IDEA_SHARE * most
+
+        return allowed
+
+    def _round(
+        self,
+        contest: Contest,
+        measurer: Measurer,
+        proposing: Proposing,
+        allowed: Callable[[Lane], bool],
+    ) -> None:
         """A few points of the lane that has the most to hope for, built side by side and timed one by one."""
-        lane = contest.next_lane(only_proposed)
+        lane = contest.next_lane(allowed)
         assert lane is not None
         lane.rounds += 1
         ready = []
