@@ -68,7 +68,7 @@ class Bench:
 
     def operators(self) -> list[Check]:
         tokens = self.text[: self.args.trace_tokens]
-        trace = reference.trace(self.truth, tokens)
+        trace = reference.trace(self.truth, tokens, self.model.config.rope.style)
         checks = []
         for act, kv in (("f32", "f32"), ("a8", "bf16")):
             tested = OperatorCheck(self.model, self.kernels, self.weights, tokens, act, kv, self.args.threads)

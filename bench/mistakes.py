@@ -14,7 +14,7 @@ import numpy as np
 
 from kforge.core.dtypes import DType, WeightFormat
 from kforge.core.workload import Problem, Workload
-from kforge.operators import Operator, layouts
+from kforge.operators import Operator, get, layouts
 from kforge.operators.numerics import narrow, quantize_a8, widen
 
 Arrays = Mapping[str, np.ndarray]
@@ -259,6 +259,25 @@ def _truncated(op: Operator, w: Workload, given: Arrays, rng: np.random.Generato
     return out | {"v_cache": v}
 
 
+def _heads_normed(eps: bool = True, skip: int = 0, together: bool = False) -> Kernel:
+    """The norms of q and k in float32, one sum a head (or one for all heads of a token), then ``rope_kv_write``."""
+
+    def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+        p = w.problem
+        counts, d = [p.int("Hq"), p.int("Hkv")], p.int("D")
+        qkv = given["qkv"].reshape(len(given["qkv"]), -1, d).copy()
+        x = qkv[:, :sum(counts)]
+        square = (x * x)[..., skip:].cumsum(axis=2, dtype=F)[..., -1:] / F(d)
+        if together:
+            square = square.mean(axis=1, keepdims=True)
+        r = 1 / np.sqrt(square + F(op.given_scalars(w, given)[0] if eps else 0))
+        x[...] = x * r * np.repeat([given["q_norm"], given["k_norm"]], counts, axis=0)
+        rope = Workload.of(Problem.of("rope_kv_write", **dict(p.static)), **w.axes)
+        return get("rope_kv_write").spec(rope, {**given, "qkv": qkv.reshape(given["qkv"].shape)})
+
+    return kernel
+
+
 def _last_among_equals(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
     x = np.where(np.isnan(given["logits"]), F(-np.inf), given["logits"])
     return {"out": (x.shape[1] - 1 - x[:, ::-1].argmax(axis=1)).astype(np.int32)}
@@ -294,6 +313,15 @@ def subjects() -> dict[str, Subject]:
             rope, {"specification": specified},
             {"a position further": _moved("position", -1), "one token to its neighbour's slot": _one_row("slot"),
              "times 1.001": after(lambda q: q * F(1.001), "q_out"), "bf16 truncated": _truncated,
+             **{k: v for k, v in input_mistakes("qkv").items() if k != "infinity clamped"}}),
+        "qk_norm_rope_kv_write": Subject(
+            Workload.of(Problem.of("qk_norm_rope_kv_write", Hq=4, Hkv=2, D=128, P=16, kv="f32", style="neox"), T=8,
+                        pages=8, positions=4096),
+            {"specification": specified, "one sum": _heads_normed()},
+            {"eps left out": _heads_normed(eps=False), "one term dropped": _heads_normed(skip=1),
+             "one norm for all heads": _heads_normed(together=True), "a position further": _moved("position", -1),
+             "norms swapped": on(lambda w, given, rng: {"q_norm": given["k_norm"], "k_norm": given["q_norm"]}),
+             "times 1.001": after(lambda q: q * F(1.001), "q_out"),
              **{k: v for k, v in input_mistakes("qkv").items() if k != "infinity clamped"}}),
         "embedding, q4_k": Subject(
             table, {"specification": specified}, {"one row is its neighbour": _one_row("ids"), "times 1.001": TOO_LARGE,

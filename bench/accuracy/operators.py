@@ -70,7 +70,7 @@ class OperatorCheck:
         self._team = Team(threads)
         self._loaded: dict[str, Kernel] = {}
         sequence = Sequence(0, tokens, n, SamplingParams(), n, table=list(range(pages))[::-1])
-        self._shape = self._buffers.inputs.fill([Scheduled(sequence, 0, n, True)], every_row=True)
+        self._shape = self._buffers.inputs.fill([Scheduled(sequence, 0, n, rows=n)])
         self._buffers.set_axes(self._shape)
 
     def calls(self, layers: range) -> list[Call]:
@@ -90,6 +90,7 @@ class OperatorCheck:
         # Copies, since a cache or a residual is written to; not of weights.
         inputs = {s.name: views[s.name].copy() if s.dtype.value != "u8" else views[s.name]
                   for s in specs if s.role is not Role.OUT}
+        inputs |= zip(operator.scalar_names, self._buffers.scalars(call), strict=True)
         for spec in specs:  # an output that was not written shows; a residual may share the output's memory
             if spec.role is Role.OUT and "residual" not in inputs and spec.dtype.value == "f32":
                 views[spec.name][...] = np.nan

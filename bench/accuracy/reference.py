@@ -4,7 +4,8 @@
 same formulas in float64; the peer is left as it comes.
 
 GGUF files of the llama family keep q and k rows permuted (pairs adjacent), ``transformers`` wants halves: rows are
-permuted on loading, and what is recorded is permuted back, so that it can be fed to kforge's operators.
+permuted on loading, and what is recorded is permuted back, so that it can be fed to kforge's operators. All other files
+have halves themselves.
 """
 
 from __future__ import annotations
@@ -15,20 +16,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AttentionInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from kforge.core.errors import KforgeError
-from kforge.models.config import ModelConfig, RopeScaling, RopeStyle
+from kforge.models.config import Family, ModelConfig, RopeScaling, RopeStyle
 from kforge.models.model import Model
-from kforge.models.roles import Matrix, Vector
+from kforge.models.roles import Matrix, Vector, WeightRef, roles_of
+from kforge.models.safetensors_file import tensor_name
 
-_LAYER: dict[Matrix | Vector, str] = {
-    Vector.ATTN_NORM: "input_layernorm", Matrix.Q: "self_attn.q_proj", Matrix.K: "self_attn.k_proj",
-    Matrix.V: "self_attn.v_proj", Matrix.O: "self_attn.o_proj", Vector.FFN_NORM: "post_attention_layernorm",
-    Matrix.GATE: "mlp.gate_proj", Matrix.UP: "mlp.up_proj", Matrix.DOWN: "mlp.down_proj",
-}
+CLASSES = {Family.LLAMA: (LlamaConfig, LlamaForCausalLM), Family.QWEN2: (Qwen2Config, Qwen2ForCausalLM),
+           Family.QWEN3: (Qwen3Config, Qwen3ForCausalLM)}
+_ROTATED = {Matrix.Q, Matrix.K, Vector.Q_BIAS, Vector.K_BIAS, Vector.Q_NORM, Vector.K_NORM}
 logging.set_verbosity_error()
 
 
@@ -44,23 +53,31 @@ def to_pairs(x: np.ndarray, head_dim: int) -> np.ndarray:
     return np.ascontiguousarray(heads.swapaxes(2, 3)).reshape(x.shape)
 
 
-def truth(model: Model) -> LlamaForCausalLM:
+def truth(model: Model) -> PreTrainedModel:
     """In float64 throughout."""
-    made = _loaded(model, torch.float64, "recorded")
+    return widened(_loaded(model, torch.float64, "recorded"), model.config)
+
+
+def widened(made: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
+    """``made`` itself in float64 throughout, with the attention that ``trace`` looks into."""
+    made = made.double().eval()
+    made.config._attn_implementation = "recorded"
     for layer in made.model.layers:
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            setattr(layer, name, _WideNorm(getattr(layer, name)))
+        norms = [(layer, "input_layernorm"), (layer, "post_attention_layernorm")]
+        norms += [(layer.self_attn, name) for name in ("q_norm", "k_norm") if hasattr(layer.self_attn, name)]
+        for owner, name in norms:
+            setattr(owner, name, _WideNorm(getattr(owner, name)))
     made.model.norm = _WideNorm(made.model.norm)
-    made.model.rotary_emb = _WideRotary(model.config)
+    made.model.rotary_emb = _WideRotary(config)
     return made
 
 
-def peer(model: Model) -> LlamaForCausalLM:
+def peer(model: Model) -> PreTrainedModel:
     """In float32, as ``transformers`` comes."""
     return _loaded(model, torch.float32, "sdpa")
 
 
-def logits(made: LlamaForCausalLM, tokens: list[int]) -> np.ndarray:
+def logits(made: PreTrainedModel, tokens: list[int]) -> np.ndarray:
     """[T, V] in the model's own type."""
     with torch.inference_mode():
         return made(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
@@ -73,8 +90,8 @@ class LayerTrace:
     x: np.ndarray
     attn_norm: np.ndarray
     qkv: np.ndarray
-    q: np.ndarray  # rotated
-    k: np.ndarray  # rotated
+    q: np.ndarray  # rotated, normalised before where the model does that
+    k: np.ndarray  # the same
     v: np.ndarray
     attention: np.ndarray
     after_attention: np.ndarray  # the residual stream
@@ -96,8 +113,8 @@ class Trace:
         return self.layers[0].x
 
 
-def trace(made: LlamaForCausalLM, tokens: list[int]) -> Trace:
-    """One pass of ``truth``'s model with every module's input and output kept."""
+def trace(made: PreTrainedModel, tokens: list[int], style: RopeStyle) -> Trace:
+    """One pass of ``truth``'s model with every module's input and output kept. ``style``: how the file orders heads."""
     kept: dict[str, np.ndarray] = {}
     hooks = []
 
@@ -120,13 +137,17 @@ def trace(made: LlamaForCausalLM, tokens: list[int]) -> Trace:
             layer.self_attn.recorded = None
         for hook in hooks:
             hook.remove()
-    d = made.config.head_dim
+    d = made.model.layers[0].self_attn.head_dim
+
+    def ordered(x: np.ndarray) -> np.ndarray:
+        return to_pairs(x, d) if style is RopeStyle.NORM else x
+
     layers = []
     for i in range(len(made.model.layers)):
         at = f"model.layers.{i}."
-        q, k = (to_pairs(t[0].transpose(0, 1).flatten(1).numpy(), d) for t in rotated[2 * i : 2 * i + 2])
+        q, k = (ordered(t[0].transpose(0, 1).flatten(1).numpy()) for t in rotated[2 * i : 2 * i + 2])
         v = kept[at + "self_attn.v_proj.out"]
-        parts = [to_pairs(kept[at + f"self_attn.{n}_proj.out"], d) for n in "qk"]
+        parts = [ordered(kept[at + f"self_attn.{n}_proj.out"]) for n in "qk"]
         layers.append(LayerTrace(
             kept[at + "input_layernorm.in"], kept[at + "input_layernorm.out"], np.concatenate([*parts, v], 1), q, k, v,
             kept[at + "self_attn.o_proj.in"], kept[at + "post_attention_layernorm.in"],
@@ -134,28 +155,27 @@ def trace(made: LlamaForCausalLM, tokens: list[int]) -> Trace:
     return Trace(tuple(layers), kept["model.norm.out"], result)
 
 
-def _loaded(model: Model, dtype: torch.dtype, attention: str) -> LlamaForCausalLM:
+def _loaded(model: Model, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     c = model.config
-    if c.rope.style is not RopeStyle.NORM or c.rope.scaling is not RopeScaling.NONE or c.rope.divisors:
-        raise KforgeError("The accuracy bench knows GGUF files of the llama family without rope scaling.")
-    config = LlamaConfig(
+    if c.rope.scaling is not RopeScaling.NONE or c.rope.divisors:
+        raise KforgeError("The accuracy bench knows models without rope scaling.")
+    config_class, model_class = CLASSES[c.family]
+    own = {} if c.family is Family.QWEN2 else {"head_dim": c.head_dim, "attention_bias": c.qkv_bias}
+    config = config_class(
         vocab_size=c.vocab, hidden_size=c.hidden, intermediate_size=c.intermediate, num_hidden_layers=c.layers,
-        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim,
+        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads,
         max_position_embeddings=c.context_length, rms_norm_eps=c.rms_eps, tie_word_embeddings=c.tied_head,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta}, attention_bias=c.qkv_bias)
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta}, **own)
     config._attn_implementation = attention
     with no_init_weights():  # every weight is loaded below
-        made = LlamaForCausalLM(config).to(dtype).eval()
-    state = {"model.embed_tokens.weight": model.tensor(Matrix.EMBED).dequantize(),
-             "model.norm.weight": model.tensor(Vector.FINAL_NORM),
-             "lm_head.weight": model.tensor(Matrix.HEAD).dequantize()}
-    for layer in range(c.layers):
-        for role, name in _LAYER.items():
-            stored = model.tensor(role, layer)
-            values = stored if isinstance(stored, np.ndarray) else stored.dequantize()
-            if role in (Matrix.Q, Matrix.K):
-                values = to_halves(values, c.head_dim)
-            state[f"model.layers.{layer}.{name}.weight"] = values
+        made = model_class(config).to(dtype).eval()
+    state = {}
+    for ref in {*roles_of(c), WeightRef(Matrix.HEAD)}:
+        stored = model.tensor(ref.role, ref.layer)
+        values = stored if isinstance(stored, np.ndarray) else stored.dequantize()
+        if ref.role in _ROTATED and c.rope.style is RopeStyle.NORM:
+            values = to_halves(values, c.head_dim)
+        state[tensor_name(ref.role, ref.layer)] = values
     made.load_state_dict({name: torch.from_numpy(np.array(v)).to(dtype) for name, v in state.items()})
     return made
 

@@ -30,10 +30,7 @@ def get(name: Annotated[str, typer.Argument(help="Name of a known model.")] = "s
 def synth(
     name: Annotated[
         str,
-        typer.Argument(
-            help="Shape: llama-3.2-1b, llama-3.2-3b, llama-3.1-8b; or qwen3-0.6b, of which a file can be written but "
-            "that neither the engine nor tune can load yet (the Llama family only)."
-        ),
+        typer.Argument(help="Shape: llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, qwen2.5-0.5b or qwen3-0.6b."),
     ],
     file_format: Annotated[str, typer.Option("--format", help="q4_0, q4_1, q8_0, q4_k_m, bf16 or f16.")] = "q4_0",
     layers: Annotated[int | None, typer.Option(help="Write only this many layers.")] = None,

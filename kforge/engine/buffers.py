@@ -83,8 +83,9 @@ class Buffers:
                 return n["h"], self._weight(call, weights), *bias, n["qkv"][:, c.q_size + c.kv_size :]
             case CallKind.ROPE:
                 layer = call.layer or 0
-                tables = n["cos"], n["sin"]
-                return n["qkv"], i.positions, i.slots, *tables, n["q"], self._keys[layer], self._values[layer]
+                norms = np.split(weights.vector(call.weights), len(call.weights)) if call.weights else []
+                given = n["qkv"], *norms, i.positions, i.slots, n["cos"], n["sin"]
+                return *given, n["q"], self._keys[layer], self._values[layer]
             case CallKind.ATTENTION:
                 layer = call.layer or 0
                 cache = self._keys[layer], self._values[layer]

@@ -158,6 +158,10 @@ class TorchRunner:
         slots = torch.from_numpy(self.inputs.slots[:tokens]).long()
         heads = qkv.view(tokens, c.heads + 2 * c.kv_heads, c.head_dim)
         turned = heads[:, : c.heads + c.kv_heads].float()
+        if call.weights:
+            q_norm, k_norm = self._loaded[call.weights].chunk(2)
+            parts = self._norm(turned[:, : c.heads], q_norm), self._norm(turned[:, c.heads :], k_norm)
+            turned = torch.cat(parts, 1)
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         if c.rope.style is RopeStyle.NORM:
             a, b = turned[..., 0::2], turned[..., 1::2]

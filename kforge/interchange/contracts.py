@@ -76,6 +76,7 @@ _EXTENTS: dict[str, dict[str, tuple[str, ...]]] = {
         "v_cache": ("pages", "Hkv", "P", "D"),
     },
 }
+_EXTENTS["qk_norm_rope_kv_write"] = _EXTENTS["rope_kv_write"] | {"q_norm": ("D",), "k_norm": ("D",)}
 
 
 def operator_of(problem: Problem) -> str:
@@ -156,7 +157,7 @@ def tables_of(workload: Workload) -> dict[str, np.ndarray]:
             limits = {"ids": problem.int("V")}
         case "gather_rows":
             limits = {"index": axes["T"]}
-        case "rope_kv_write":
+        case "rope_kv_write" | "qk_norm_rope_kv_write":
             limits = {"position": axes["positions"], "slot": axes["pages"] * problem.int("P")}
         case _:
             limits = {}

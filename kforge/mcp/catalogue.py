@@ -45,6 +45,17 @@ EXAMPLES: Mapping[str, Mapping[str, Attr]] = {
         "pages": 8,
         "positions": 512,
     },
+    "qk_norm_rope_kv_write": {
+        "Hq": 4,
+        "Hkv": 2,
+        "D": 128,
+        "P": 64,
+        "kv": "f16",
+        "style": "neox",
+        "T": 8,
+        "pages": 8,
+        "positions": 512,
+    },
     "paged_attention": {
         "Hq": 4,
         "Hkv": 2,

@@ -12,16 +12,17 @@ if TYPE_CHECKING:
 
 
 class Family(StrEnum):
-    """Architectures whose shapes are known. Only ``llama`` is read from files so far."""
+    """Architectures that are read, by the name that files give them. All are one graph with parts that come or go."""
 
     LLAMA = "llama"
-    QWEN3 = "qwen3"
+    QWEN2 = "qwen2"  # q, k and v have biases; Qwen2.5 too
+    QWEN3 = "qwen3"  # heads of q and k are normalised before they are rotated
 
 
 class RopeStyle(StrEnum):
     """Which two elements of a head turn together.
 
-    GGUF files of the llama family carry q and k rows permuted so that pairs are adjacent; safetensors keep halves.
+    GGUF files of the llama family carry q and k rows permuted so that pairs are adjacent; all others keep halves.
     """
 
     NORM = "norm"  # pairs (2i, 2i+1)
@@ -87,6 +88,7 @@ class ModelConfig:
     tied_head: bool  # the head's weight is the embedding table
     qkv_bias: bool = False
     o_bias: bool = False
+    qk_norm: bool = False  # an RMSNorm of each head of q and k, with rms_eps, before the rotary embedding
     bos_id: int | None = None
     eos_id: int | None = None
     stop_ids: tuple[int, ...] = ()  # every token that ends a turn, eos included

@@ -44,6 +44,8 @@ NAMES: dict[Role, str] = {
     Vector.K_BIAS: "attn_k.bias",
     Vector.V_BIAS: "attn_v.bias",
     Vector.O_BIAS: "attn_output.bias",
+    Vector.Q_NORM: "attn_q_norm.weight",
+    Vector.K_NORM: "attn_k_norm.weight",
     Vector.FFN_NORM: "ffn_norm.weight",
     Matrix.GATE: "ffn_gate.weight",
     Matrix.UP: "ffn_up.weight",
@@ -117,8 +119,9 @@ def _vector(path: Path, header: Header, info: TensorInfo) -> np.ndarray:
 def _config(path: Path, header: Header) -> ModelConfig:
     fields = header.fields
     arch = fields.get("general.architecture")
-    if arch != Family.LLAMA:
-        raise KforgeError(f"{path}: models of the family '{arch}' are not supported (supported: llama).")
+    if arch not in list(Family):
+        raise KforgeError(f"{path}: models of the family '{arch}' are not supported (supported: {', '.join(Family)}).")
+    family = Family(str(arch))
 
     def get(key: str, kind: type[T], default: T | None = None) -> T:
         value = fields.get(f"{arch}.{key}", default)
@@ -149,35 +152,36 @@ def _config(path: Path, header: Header) -> ModelConfig:
     eos = ids.get("eos")
     template = fields.get("tokenizer.chat_template")
     return ModelConfig(
-        name=str(fields.get("general.name", path.stem)), family=Family.LLAMA,
+        name=str(fields.get("general.name", path.stem)), family=family,
         layers=get("block_count", int), hidden=hidden, heads=heads,
         kv_heads=kv_heads, head_dim=head_dim,
         intermediate=get("feed_forward_length", int), vocab=embed.shape[0],
         context_length=get("context_length", int),
         rms_eps=get("attention.layer_norm_rms_epsilon", float),
-        rope=_rope(path, header, get("rope.freq_base", float, 10000.0), head_dim),
+        rope=_rope(path, header, family, get("rope.freq_base", float, 10000.0), head_dim),
         tied_head=NAMES[Matrix.HEAD] not in header.tensors,
-        qkv_bias=tensor_name(Vector.Q_BIAS, 0) in header.tensors,
-        o_bias=tensor_name(Vector.O_BIAS, 0) in header.tensors,
+        qkv_bias=family is Family.QWEN2 or tensor_name(Vector.Q_BIAS, 0) in header.tensors,
+        o_bias=tensor_name(Vector.O_BIAS, 0) in header.tensors, qk_norm=family is Family.QWEN3,
         bos_id=ids.get("bos"), eos_id=eos, stop_ids=_stop_ids(fields, ids),
         chat_template=template if isinstance(template, str) else None,
     )
 
 
-def _rope(path: Path, header: Header, theta: float, head_dim: int) -> Rope:
+def _rope(path: Path, header: Header, family: Family, theta: float, head_dim: int) -> Rope:
     fields = header.fields
+    style = RopeStyle.NORM if family is Family.LLAMA else RopeStyle.NEOX
     if info := header.tensors.get(_ROPE_DIVISORS):
         divisors = _vector(path, header, info).tolist()
         if len(divisors) != head_dim // 2 or min(divisors) <= 0:
             raise KforgeError(f"{path}: tensor '{_ROPE_DIVISORS}' must hold {head_dim // 2} positive factors.")
-        return Rope(theta, RopeStyle.NORM, divisors=tuple(divisors))
-    kind = fields.get("llama.rope.scaling.type", "none")
-    factor = fields.get("llama.rope.scaling.factor", fields.get("llama.rope.scale_linear", 0.0))
+        return Rope(theta, style, divisors=tuple(divisors))
+    kind = fields.get(f"{family}.rope.scaling.type", "none")
+    factor = fields.get(f"{family}.rope.scaling.factor", fields.get(f"{family}.rope.scale_linear", 0.0))
     if kind not in ("none", "linear"):
         raise KforgeError(f"{path}: rope scaling of type '{kind}' is not supported (supported: none, linear, llama3).")
     if isinstance(factor, float) and factor > 0 and factor != 1.0:
-        return Rope(theta, RopeStyle.NORM, RopeScaling.LINEAR, factor)
-    return Rope(theta, RopeStyle.NORM)
+        return Rope(theta, style, RopeScaling.LINEAR, factor)
+    return Rope(theta, style)
 
 
 _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "</s>",

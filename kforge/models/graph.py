@@ -11,9 +11,8 @@ from typing import Protocol
 
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_ROWS, PAGE_TOKENS, require_types
 from kforge.core.dtypes import WeightFormat
-from kforge.core.errors import KforgeError
 from kforge.core.workload import Attr, Problem
-from kforge.models.config import Family, ModelConfig
+from kforge.models.config import ModelConfig
 from kforge.models.roles import Matrix, Vector, WeightRef, shape_of
 
 
@@ -35,7 +34,7 @@ class CallKind(StrEnum):
     Q = "q"  # when formats differ: the parts write their columns of the same buffer
     K = "k"
     V = "v"
-    ROPE = "rope"
+    ROPE = "rope"  # the cache's writes included, and the norms of q and k where a model has them
     ATTENTION = "attention"
     O = "o"  # noqa: E741 - the field's name. Adds into the residual stream
     FFN_NORM = "ffn_norm"
@@ -70,7 +69,8 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class Call:
-    """One operator call. ``weights`` in launch order; several matrices are concatenated along their rows."""
+    """One operator call. ``weights`` in launch order; several matrices are concatenated along their rows, vectors are
+    tensors of their own."""
 
     label: str  # for instance "layers.3.qkv"
     kind: CallKind
@@ -82,8 +82,6 @@ class Call:
 
 def step_calls(model: ModelShape, options: StepOptions = StepOptions()) -> list[Call]:
     """Every call of one step, in order: the same list for decode and prefill, which differ in dynamic axes only."""
-    if model.config.family is not Family.LLAMA:
-        raise KforgeError(f"No graph for models of the family '{model.config.family}': only 'llama' is supported.")
     build = _Builder(model, options)
     c = model.config
     calls = [build.embedding()]
@@ -144,8 +142,9 @@ class _Builder:
     def attention(self, layer: int) -> list[Call]:
         c, o = self.c, self.options
         shape: dict[str, Attr] = {"Hq": c.heads, "Hkv": c.kv_heads, "D": c.head_dim, "P": o.page, "kv": o.kv}
-        rope = Problem.of("rope_kv_write", **shape, style=c.rope.style.value)
-        return [Call(_label(CallKind.ROPE, layer), CallKind.ROPE, rope, layer=layer),
+        rope = Problem.of("qk_norm_rope_kv_write" if c.qk_norm else "rope_kv_write", **shape, style=c.rope.style.value)
+        norms = (WeightRef(Vector.Q_NORM, layer), WeightRef(Vector.K_NORM, layer)) if c.qk_norm else ()
+        return [Call(_label(CallKind.ROPE, layer), CallKind.ROPE, rope, norms, layer=layer),
                 Call(_label(CallKind.ATTENTION, layer), CallKind.ATTENTION, Problem.of("paged_attention", **shape),
                      layer=layer)]
 

@@ -32,6 +32,8 @@ class Vector(StrEnum):
     K_BIAS = "k_bias"
     V_BIAS = "v_bias"
     O_BIAS = "o_bias"
+    Q_NORM = "q_norm"
+    K_NORM = "k_norm"
 
 
 Role = Matrix | Vector
@@ -72,6 +74,8 @@ def shape_of(config: ModelConfig, role: Role) -> tuple[int, ...]:
         Vector.K_BIAS: (c.kv_size,),
         Vector.V_BIAS: (c.kv_size,),
         Vector.O_BIAS: (c.hidden,),
+        Vector.Q_NORM: (c.head_dim,),
+        Vector.K_NORM: (c.head_dim,),
     }[role]
 
 
@@ -80,6 +84,8 @@ def roles_of(config: ModelConfig) -> list[WeightRef]:
     per_layer: list[Role] = [Vector.ATTN_NORM, Matrix.Q, Matrix.K, Matrix.V]
     if config.qkv_bias:
         per_layer += [Vector.Q_BIAS, Vector.K_BIAS, Vector.V_BIAS]
+    if config.qk_norm:
+        per_layer += [Vector.Q_NORM, Vector.K_NORM]
     per_layer += [Matrix.O]
     if config.o_bias:
         per_layer += [Vector.O_BIAS]

@@ -35,11 +35,18 @@ NAMES: dict[Role, str] = {
     Vector.K_BIAS: "self_attn.k_proj.bias",
     Vector.V_BIAS: "self_attn.v_proj.bias",
     Vector.O_BIAS: "self_attn.o_proj.bias",
+    Vector.Q_NORM: "self_attn.q_norm.weight",
+    Vector.K_NORM: "self_attn.k_norm.weight",
     Vector.FFN_NORM: "post_attention_layernorm.weight",
     Matrix.GATE: "mlp.gate_proj.weight",
     Matrix.UP: "mlp.up_proj.weight",
     Matrix.DOWN: "mlp.down_proj.weight",
 }
+
+
+def tensor_name(role: Role, layer: int | None) -> str:
+    """The tensor's name in a folder."""
+    return NAMES[role] if role in GLOBAL else f"model.layers.{layer}.{NAMES[role]}"
 
 
 @dataclass(frozen=True)
@@ -63,10 +70,10 @@ class SafetensorsModel(Model):
         self.check()
 
     def _name(self, role: Role, layer: int | None) -> str:
-        return NAMES[role] if role in GLOBAL else f"model.layers.{layer}.{NAMES[role]}"
+        return tensor_name(role, layer)
 
     def _stored(self, role: Role, layer: int | None) -> Stored:
-        name = self._name(role, layer)
+        name = tensor_name(role, layer)
         if name not in self.tensors:
             raise KforgeError(f"{self.path}: tensor '{name}' is missing.")
         stored = self.tensors[name]
@@ -148,13 +155,16 @@ def _tensors(file: Path) -> dict[str, Stored]:
 
 def _config(path: Path, raw: dict[str, Any], tensors: dict[str, Stored]) -> ModelConfig:
     file = path / "config.json"
-    if raw.get("model_type") != "llama":
-        family = raw.get("model_type")
-        raise KforgeError(f"{file}: models of the family '{family}' are not supported (supported: llama).")
+    kind = raw.get("model_type")
+    if kind not in list(Family):
+        raise KforgeError(f"{file}: models of the family '{kind}' are not supported (supported: {', '.join(Family)}).")
+    family = Family(str(kind))
     if raw.get("mlp_bias"):
         raise KforgeError(f"{file}: biases in the feed-forward network are not supported.")
     if (act := raw.get("hidden_act", "silu")) != "silu":
         raise KforgeError(f"{file}: activation '{act}' is not supported (supported: silu).")
+    if raw.get("use_sliding_window"):
+        raise KforgeError(f"{file}: attention in a sliding window ('use_sliding_window') is not supported.")
 
     def number(key: str, default: int | None = None) -> int:
         value = raw.get(key)
@@ -164,7 +174,7 @@ def _config(path: Path, raw: dict[str, Any], tensors: dict[str, Stored]) -> Mode
         return value
 
     heads, hidden = number("num_attention_heads"), number("hidden_size")
-    head_dim = number("head_dim", hidden // heads)
+    head_dim = number("head_dim", 128 if family is Family.QWEN3 else hidden // heads)
     layers, vocab = number("num_hidden_layers"), number("vocab_size")
     kv_heads = number("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -178,13 +188,13 @@ def _config(path: Path, raw: dict[str, Any], tensors: dict[str, Stored]) -> Mode
         more = _json(path / "generation_config.json").get("eos_token_id")
         stops += [more] if isinstance(more, int) else list(more or [])
     stops = [i for i in stops if isinstance(i, int) and 0 <= i < vocab]
-    first_layer = "model.layers.0."
     return ModelConfig(
-        name=path.name, family=Family.LLAMA, layers=layers, hidden=hidden, heads=heads,
+        name=path.name, family=family, layers=layers, hidden=hidden, heads=heads,
         kv_heads=kv_heads, head_dim=head_dim, intermediate=number("intermediate_size"),
         vocab=vocab, context_length=number("max_position_embeddings", 2048), rms_eps=eps,
         rope=_rope(file, raw), tied_head=bool(raw.get("tie_word_embeddings")) or NAMES[Matrix.HEAD] not in tensors,
-        qkv_bias=first_layer + NAMES[Vector.Q_BIAS] in tensors, o_bias=first_layer + NAMES[Vector.O_BIAS] in tensors,
+        qkv_bias=family is Family.QWEN2 or tensor_name(Vector.Q_BIAS, 0) in tensors,
+        o_bias=tensor_name(Vector.O_BIAS, 0) in tensors, qk_norm=family is Family.QWEN3,
         bos_id=bos if isinstance(bos := raw.get("bos_token_id"), int) and 0 <= bos < vocab else None,
         eos_id=stops[0] if stops else None, stop_ids=tuple(sorted(set(stops))),
         chat_template=_chat_template(path),

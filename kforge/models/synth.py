@@ -15,7 +15,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.paths import require_plain
 from kforge.models.config import Family, RopeScaling
 from kforge.models.gguf_file import FORMATS, tensor_name
-from kforge.models.roles import Matrix, Vector, WeightRef, roles_of, shape_of
+from kforge.models.roles import Vector, WeightRef, roles_of, shape_of
 from kforge.models.synth_plan import FileFormat, SynthPlan, plan
 from kforge.models.synth_vocab import CHAT_TEMPLATE, CONTROL, synth_vocab
 
@@ -25,6 +25,7 @@ _FILE_TYPES = {
     FileFormat.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0, FileFormat.Q4_K_M: gguf.LlamaFileType.MOSTLY_Q4_K_M,
     FileFormat.BF16: gguf.LlamaFileType.MOSTLY_BF16, FileFormat.F16: gguf.LlamaFileType.MOSTLY_F16,
 }
+_BIASES = frozenset({Vector.Q_BIAS, Vector.K_BIAS, Vector.V_BIAS, Vector.O_BIAS})
 _CHUNK_BYTES = 1 << 24
 
 
@@ -89,7 +90,7 @@ def _metadata(writer: gguf.GGUFWriter, what: SynthPlan) -> None:
     vocab = synth_vocab(c.vocab)
     control = c.vocab - len(CONTROL)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2" if c.family is Family.QWEN3 else "llama-bpe")
+    writer.add_tokenizer_pre("llama-bpe" if c.family is Family.LLAMA else "qwen2")
     writer.add_token_list(vocab.texts)
     writer.add_token_types([gguf.TokenType.CONTROL if i >= control else gguf.TokenType.NORMAL for i in range(c.vocab)])
     writer.add_token_merges(vocab.merges)
@@ -127,18 +128,13 @@ def _tensors(what: SynthPlan) -> list[_Random | _Fixed]:
     if c.rope.scaling is RopeScaling.LLAMA3:
         plain = c.rope.theta ** (-2.0 * np.arange(c.head_dim // 2) / c.head_dim)
         tensors.append(_Fixed("rope_freqs.weight", plain / np.array(c.rope.frequencies(c.head_dim))))
-    for ref in roles_of(c):
-        tensors.append(_tensor(what, ref))
-        if c.family is Family.QWEN3 and ref.role is Matrix.V:
-            ones = np.ones(c.head_dim)
-            tensors += [_Fixed(f"blk.{ref.layer}.attn_{x}_norm.weight", ones) for x in "qk"]
-    return tensors
+    return [*tensors, *(_tensor(what, ref) for ref in roles_of(c))]
 
 
 def _tensor(what: SynthPlan, ref: WeightRef) -> _Random | _Fixed:
     name, shape = tensor_name(ref.role, ref.layer), shape_of(what.config, ref.role)
     if isinstance(ref.role, Vector):
-        return _Fixed(name, np.ones(shape))
+        return _Fixed(name, np.zeros(shape) if ref.role in _BIASES else np.ones(shape))
     return _Random(name, shape, what.format(ref.role, ref.layer))
 
 

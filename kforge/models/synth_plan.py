@@ -34,14 +34,22 @@ def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, head_
 
 
 # Sources: the config.json files published with the models.
+_QWEN2 = ModelConfig("qwen2.5-0.5b", Family.QWEN2, 24, 896, 14, 2, 64, 4864, vocab=151_936, context_length=32_768,
+                     rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=True, qkv_bias=True)
+_QWEN3 = ModelConfig("qwen3-0.6b", Family.QWEN3, 28, 1024, 16, 8, 128, 3072, vocab=151_936, context_length=40_960,
+                     rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=True, qk_norm=True)
 _SHAPES = (
     _llama("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, factor=32.0, tied=True),
     _llama("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, factor=32.0, tied=True),
     _llama("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, factor=8.0, tied=False),
-    ModelConfig("qwen3-0.6b", Family.QWEN3, 28, 1024, 16, 8, 128, 3072, vocab=151_936, context_length=40_960,
-                rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=True),
+    _QWEN2,
+    _QWEN3,
     # Small enough for tests, with every divisibility that the K formats need.
     replace(_llama("tiny-llama-test", 2, 256, 4, 2, 64, 512, factor=8.0, tied=True), vocab=1024, context_length=2048),
+    replace(_QWEN2, name="tiny-qwen2-test", layers=2, hidden=256, heads=4, intermediate=512, vocab=1024,
+            context_length=2048),
+    replace(_QWEN3, name="tiny-qwen3-test", layers=2, hidden=256, heads=4, kv_heads=2, intermediate=512, vocab=1024,
+            context_length=2048),
 )
 SHAPES = {config.name: config for config in _SHAPES}
 

@@ -101,7 +101,7 @@ def _dynamic(call: Call, mode: Mode, options: StepOptions) -> dict[str, int]:
             return {"R": mode.sequences, "T": mode.tokens}
         case "argmax":
             return {"R": rows}
-        case "rope_kv_write":
+        case "rope_kv_write" | "qk_norm_rope_kv_write":
             pages = mode.sequences * table_width
             return {"T": rows, "pages": pages, "positions": table_width * options.page}
         case "paged_attention":

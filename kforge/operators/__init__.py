@@ -19,6 +19,7 @@ _WHERE = {
     "rms_norm": ("rms_norm", "RmsNorm"),
     "linear": ("linear", "Linear"),
     "rope_kv_write": ("rope", "RopeKvWrite"),
+    "qk_norm_rope_kv_write": ("qk_norm_rope", "QkNormRopeKvWrite"),
     "paged_attention": ("attention", "PagedAttention"),
     "silu_mul": ("small", "SiluMul"),
     "gather_rows": ("small", "GatherRows"),

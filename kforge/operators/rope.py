@@ -72,18 +72,20 @@ class RopeKvWrite(Operator):
         import numpy as np
 
         p, t = KvProblem.of(workload.problem), workload.axes["T"]
-        heads = inputs["qkv"].astype(np.float64).reshape(t, -1, p.d)
-        q_and_k, v = heads[:, :p.heads + p.kv_heads], heads[:, p.heads + p.kv_heads:]
+        before, v = self._q_and_k(workload, inputs), heads_of(p, inputs)[:, p.heads + p.kv_heads:]
         c, s = (inputs[name][inputs["position"]].astype(np.float64)[:, None] for name in ("cos", "sin"))
         neox = _neox(workload.problem)
         first = slice(0, p.d // 2) if neox else slice(0, None, 2)
         second = slice(p.d // 2, None) if neox else slice(1, None, 2)
-        a, b = q_and_k[..., first], q_and_k[..., second]
-        rotated, error = np.empty_like(q_and_k), np.empty_like(q_and_k)
+        a, b = before.reference[..., first], before.reference[..., second]
+        of_a, of_b = before.bound[..., first], before.bound[..., second]
+        rotated, error = np.empty_like(before.reference), np.empty_like(before.reference)
         with np.errstate(invalid="ignore"):
             rotated[..., first], rotated[..., second] = a * c - b * s, a * s + b * c
             error[..., first] = 4 * U * (np.abs(a * c) + np.abs(b * s)) + numerics.underflow(2)
             error[..., second] = 4 * U * (np.abs(a * s) + np.abs(b * c)) + numerics.underflow(2)
+            error[..., first] += of_a * np.abs(c) + of_b * np.abs(s)
+            error[..., second] += of_a * np.abs(s) + of_b * np.abs(c)
         flat = (t, p.heads * p.d)
         bounds = {"q_out": Bound(rotated[:, :p.heads].reshape(flat), error[:, :p.heads].reshape(flat))}
         written = np.flatnonzero(inputs["slot"] >= 0)
@@ -108,11 +110,19 @@ class RopeKvWrite(Operator):
         p, t = KvProblem.of(workload.problem), workload.axes["T"]
         out = {"q_out": np.empty((t, p.heads * p.d), np.float32), "k_cache": np.array(inputs["k_cache"]),
                "v_cache": np.array(inputs["v_cache"])}
-        spec.call("rope_kv_write", t, p.heads, p.kv_heads, p.d, p.page,
-                  CACHE_TYPES.index(p.dtype), int(_neox(workload.problem)),
-                  *(inputs[name] for name in ("qkv", "position", "slot", "cos", "sin")),
+        spec.call(self.name, t, p.heads, p.kv_heads, p.d, p.page,
+                  CACHE_TYPES.index(p.dtype), int(_neox(workload.problem)), *self.given_scalars(workload, inputs),
+                  *(inputs[tensor.name] for tensor in self.tensors(workload) if tensor.role is Role.IN),
                   out["q_out"], out["k_cache"], out["v_cache"])
         return out
+
+    def _q_and_k(self, workload: Workload, inputs: Arrays) -> Bound:
+        """What is rotated, float64 [T, Hq + Hkv, D], and how far a kernel may be off in it: here it is given."""
+        import numpy as np
+
+        p = KvProblem.of(workload.problem)
+        given = heads_of(p, inputs)[:, :p.heads + p.kv_heads]
+        return Bound(given, np.zeros_like(given))
 
     def cost(self, workload: Workload) -> Cost:
         p, t = KvProblem.of(workload.problem), workload.axes["T"]
@@ -128,6 +138,13 @@ class RopeKvWrite(Operator):
     def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
         return [Workload.of(workload.problem, workload.count, workload.phase, T=t, pages=t // 2 + 1, positions=301)
                 for t in buckets.inside(buckets.TOKENS, workload.axes["T"], seed)]
+
+
+def heads_of(p: KvProblem, inputs: Arrays) -> np.ndarray:
+    """q, k and v of each token: float64 [T, Hq + 2 Hkv, D]."""
+    import numpy as np
+
+    return inputs["qkv"].astype(np.float64).reshape(len(inputs["qkv"]), -1, p.d)
 
 
 def _neox(problem: Problem) -> bool:

@@ -26,6 +26,8 @@ PROBLEMS = {
     "linear": Workload.of(LINEAR.with_rows(32), M=8),
     "rope_kv_write": Workload.of(Problem.of("rope_kv_write", Hq=9, Hkv=3, D=64, P=64, kv="bf16", style="norm"), T=8,
                                  pages=3, positions=100),
+    "qk_norm_rope_kv_write": Workload.of(Problem.of("qk_norm_rope_kv_write", Hq=16, Hkv=8, D=128, P=64, kv="f16",
+                                                    style="neox"), T=8, pages=3, positions=100),
     "paged_attention": Workload.of(Problem.of("paged_attention", Hq=32, Hkv=8, D=64, P=64, kv="f16"), T=8, S=8, B=8,
                                    pages=64, max_context=512),
     "silu_mul": Workload.of(Problem.of("silu_mul", I=64), T=3),

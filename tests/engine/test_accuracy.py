@@ -35,8 +35,8 @@ def text(model) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def short_trace(truth, text):
-    return reference.trace(truth, text[:70])
+def short_trace(truth, model, text):
+    return reference.trace(truth, text[:70], model.config.rope.style)
 
 
 def distances(model, kernels, weights, tokens, trace, variant, layers) -> dict[str, float]:

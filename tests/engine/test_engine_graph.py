@@ -1,4 +1,5 @@
-"""Every path of the graph: mixed formats, biases, both rope styles, untied heads; kernels beside torch."""
+"""Every path of the graph: mixed formats, biases, norms of q and k, both rope styles, untied heads; kernels beside
+torch."""
 
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ from toy_model import CONFIG, ToyModel
 
 from kforge.core.dtypes import WeightFormat as F
 from kforge.engine.engine import Engine
-from kforge.models.config import Rope, RopeStyle
+from kforge.models.config import Family, Rope, RopeStyle
 from kforge.models.roles import Matrix
 
 MODELS = {
@@ -17,6 +18,9 @@ MODELS = {
     "untied, biases, neox": ToyModel(
         replace(CONFIG, tied_head=False, qkv_bias=True, o_bias=True, rope=Rope(10000.0, RopeStyle.NEOX)),
         formats={Matrix.HEAD: F.BF16}, rest=F.F16,
+    ),
+    "norms of q and k": ToyModel(
+        replace(CONFIG, family=Family.QWEN3, qk_norm=True, rope=Rope(10000.0, RopeStyle.NEOX)), rest=F.Q8_0,
     ),
 }
 TOKENS = [(37 * i) % 320 for i in range(150)]

@@ -73,6 +73,9 @@ PROBLEMS = {
     ),
     "rope norm": Workload.of(Problem.of("rope_kv_write", kv="bf16", style="norm", **HEADS), T=5, pages=2, positions=50),
     "rope neox": Workload.of(Problem.of("rope_kv_write", kv="f32", style="neox", **HEADS), T=5, pages=2, positions=50),
+    "qk norm": Workload.of(
+        Problem.of("qk_norm_rope_kv_write", kv="f32", style="neox", **HEADS), T=5, pages=2, positions=50
+    ),
 }
 
 

@@ -85,6 +85,23 @@ def test_a_hostile_or_broken_template_is_refused(source):
         template.render([Message("user", "x")])
 
 
+def test_templates_may_use_what_published_ones_do():
+    """Namespaces, slices, tests for what was not given, and methods of texts."""
+    source = (
+        "{%- set state = namespace(last=-1) -%}"
+        "{%- for m in messages[::-1] -%}{%- if state.last < 0 and m.role == 'user' -%}"
+        "{%- set state.last = messages|length - 1 - loop.index0 -%}{%- endif -%}{%- endfor -%}"
+        "{%- if tools -%}tools{%- endif -%}"
+        "{%- for m in messages -%}{%- if m.content is string and m.reasoning is not string -%}"
+        "<{{ m.role }}{{ '!' if loop.index0 == state.last }}>{{ m.content.split('</think>')[-1].lstrip('\n') }}"
+        "{%- endif -%}{%- endfor -%}"
+        "{%- if enable_thinking is defined and enable_thinking is false -%}<no thoughts>{%- endif -%}")
+    template = ChatTemplate(source, "m.gguf")
+    turns = [Message("user", "a"), Message("assistant", "<think>why</think>\n\nb"), Message("user", "c")]
+    assert template.render(turns) == "<user>a<assistant>b<user!>c"
+    assert template.render(turns, enable_thinking=False).endswith("<no thoughts>")
+
+
 def test_a_template_that_does_not_parse_is_refused():
     with pytest.raises(KforgeError, match="does not parse"):
         ChatTemplate("{% if %}", "m.gguf")

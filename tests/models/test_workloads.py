@@ -6,7 +6,6 @@ import pytest
 
 from kforge.core.errors import KforgeError
 from kforge.core.workload import Phase
-from kforge.models.config import Family
 from kforge.models.graph import CallKind, StepOptions, step_calls
 from kforge.models.roles import Matrix, Vector, WeightRef, roles_of
 from kforge.models.synth_plan import FileFormat, SynthPlan, plan
@@ -14,6 +13,7 @@ from kforge.models.workloads import modes, workloads
 from kforge.operators import get
 
 ONE_B, EIGHT_B_MIXED = plan("llama-3.2-1b", "q4_0"), plan("llama-3.1-8b", "q4_k_m")
+QWEN2, QWEN3 = plan("qwen2.5-0.5b", "q8_0"), plan("qwen3-0.6b", "q4_k_m")
 
 
 def kinds(model, layer):
@@ -42,7 +42,7 @@ def test_gate_and_up_of_different_formats_need_a_silu():
         CallKind.GATE, CallKind.UP, CallKind.SILU, CallKind.DOWN]
 
 
-@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, plan("tiny-llama-test", "bf16")])
+@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, plan("tiny-llama-test", "bf16"), QWEN2, QWEN3])
 def test_every_tensor_of_the_model_is_used_once(model):
     used = [ref for call in step_calls(model) for ref in (*call.weights, *call.biases)]
     if model.config.tied_head:
@@ -60,6 +60,23 @@ def test_biases_follow_their_matrices():
     assert qkv.problem["bias"] == o.problem["bias"] == 1 and o.biases[0].role is Vector.O_BIAS
 
 
+def test_qwen2_adds_biases_and_turns_halves():
+    calls = {c.kind: c for c in step_calls(QWEN2)}
+    assert calls[CallKind.QKV].problem.key == "linear(K=896,N=1152,act=a8,bias=1,epilogue=none,rows=32,weight=q8_0)"
+    assert calls[CallKind.O].problem["bias"] == 0
+    assert calls[CallKind.ROPE].problem.key == "rope_kv_write(D=64,Hkv=2,Hq=14,P=64,kv=f16,style=neox)"
+
+
+def test_qwen3_normalises_heads_where_it_rotates_them():
+    calls = [c for c in step_calls(QWEN3) if c.layer == 1]
+    rope = next(c for c in calls if c.kind is CallKind.ROPE)
+    assert rope.problem.key == "qk_norm_rope_kv_write(D=128,Hkv=8,Hq=16,P=64,kv=f16,style=neox)"
+    assert rope.weights == (WeightRef(Vector.Q_NORM, 1), WeightRef(Vector.K_NORM, 1))
+    assert next(c for c in calls if c.kind is CallKind.O).problem["K"] == 2048, "heads are wider than the model"
+    row = next(r for r in workloads(QWEN3, batch=(8,), context=(500,), prefill=0) if r.kind is CallKind.ROPE)
+    assert (row.workload.axes, row.workload.count) == ({"T": 8, "pages": 64, "positions": 512}, 28)
+
+
 def test_problems_say_shape_format_and_activations():
     calls = {c.kind: c.problem for c in step_calls(ONE_B, StepOptions(kv="f16", page=32, rows=64))}
     assert calls[CallKind.GATE_UP].key == (
@@ -73,7 +90,7 @@ def test_problems_say_shape_format_and_activations():
         "f32"}
 
 
-@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED])
+@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, QWEN2, QWEN3])
 def test_static_and_dynamic_axes_are_those_of_the_operators(model):
     for row in workloads(model):
         operator = get(row.workload.problem.operator)
@@ -105,6 +122,3 @@ def test_what_a_model_cannot_hold_is_refused():
         workloads(ONE_B, context=(200_000,))
     with pytest.raises(KforgeError, match="at least 1"):
         workloads(ONE_B, batch=(0,))
-    with pytest.raises(KforgeError, match="qwen3"):
-        step_calls(plan("qwen3-0.6b", "q4_0"))
-    assert plan("qwen3-0.6b", "q4_0").config.family is Family.QWEN3

@@ -19,8 +19,8 @@ def attention(kv="f32", hq=6, hkv=2, d=64, page=32, **axes):
     return Workload.of(Problem.of("paged_attention", Hq=hq, Hkv=hkv, D=d, P=page, kv=kv), **axes)
 
 
-def rope(kv="f32", style="norm"):
-    problem = Problem.of("rope_kv_write", Hq=6, Hkv=2, D=64, P=16, kv=kv, style=style)
+def rope(kv="f32", style="norm", operator="rope_kv_write"):
+    problem = Problem.of(operator, Hq=6, Hkv=2, D=64, P=16, kv=kv, style=style)
     return Workload.of(problem, T=9, pages=3, positions=50)
 
 
@@ -41,7 +41,9 @@ def all_workloads():
                      linear(weight, act, "silu_gate", 1, rows=64, m=4)]
     made += [rms_norm(0), rms_norm(1)]
     for kv in ("f32", "bf16", "f16"):
-        made += [rope(kv, "norm"), rope(kv, "neox"), attention(kv)]
+        made += [rope(kv, style, operator) for style in ("norm", "neox")
+                 for operator in ("rope_kv_write", "qk_norm_rope_kv_write")]
+        made += [attention(kv)]
     made += [Workload.of(Problem.of("silu_mul", I=333), T=5), Workload.of(Problem.of("gather_rows", H=65), R=3, T=5),
              Workload.of(Problem.of("argmax", V=1001), R=4)]
     return made

@@ -237,6 +237,41 @@ def test_rope_mistakes_are_caught(kv, style):
         assert fails("v_cache", truncated) and (narrow(wide.astype(np.float32), dtype) == good["v_cache"]).all()
 
 
+def normed_and_rotated(inputs, eps, skip=0):
+    """q in float32: a head's squares (but the first ``skip``) summed one after the other, a rotation without FMAs."""
+    x = inputs["qkv"].reshape(9, 10, 64)[:, :6]
+    c, s = (inputs[name][inputs["position"]][:, None] for name in ("cos", "sin"))
+    with np.errstate(invalid="ignore"):
+        square = (x * x)[..., skip:].cumsum(axis=2, dtype=np.float32)[..., -1:]
+        a, b = np.split(x / np.sqrt(square / np.float32(64) + np.float32(eps)) * inputs["q_norm"], 2, axis=2)
+        return np.concatenate([a * c - b * s, a * s + b * c], axis=2).reshape(9, -1)
+
+
+@pytest.mark.parametrize("distribution", EVERY)
+def test_honest_norms_of_heads_use_less_than_half_of_the_bound(distribution):
+    workload = rope("f32", "neox", "qk_norm_rope_kv_write")
+    operator, inputs, reference = case(workload, distribution)
+    out = normed_and_rotated(inputs, operator.given_scalars(workload, inputs)[0])
+    assert ratio(reference["q_out"], out, DType.F32) < 0.5
+
+
+@pytest.mark.parametrize("distribution", [Distribution.NORMAL, Distribution.TINY, Distribution.HEAVY_TAIL])
+def test_mistakes_in_the_norms_of_heads_are_caught(distribution):
+    workload = rope("f32", "neox", "qk_norm_rope_kv_write")
+    operator, inputs, reference = case(workload, distribution)
+    eps = operator.given_scalars(workload, inputs)[0]
+    swapped = operator.spec(workload, inputs | {"q_norm": inputs["k_norm"], "k_norm": inputs["q_norm"]})
+    left_out = operators.get("rope_kv_write").spec(rope("f32", "neox"), inputs)
+    for wrong in (swapped, left_out):
+        assert ratio(reference["q_out"], wrong["q_out"], DType.F32) > 1
+        assert ratio(reference["k_cache"], wrong["k_cache"], DType.F32) > 1
+        assert ratio(reference["v_cache"], wrong["v_cache"], DType.F32) == 0
+    if distribution is Distribution.TINY:
+        assert ratio(reference["q_out"], normed_and_rotated(inputs, 0.0), DType.F32) > 1
+    else:
+        assert ratio(reference["q_out"], normed_and_rotated(inputs, eps, skip=1), DType.F32) > 1
+
+
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
 def test_bits_that_nobody_meant_are_widened_without_a_warning(dtype):
     bits = {DType.F32: np.uint32(0x7F800001), DType.F16: np.uint16(0x7C01), DType.BF16: np.uint16(0x7F81)}[dtype]

@@ -122,14 +122,28 @@ def test_rms_norm_follows_the_document(residual, h):
     assert not residual or got["residual"].tobytes() == x.tobytes()
 
 
+def normed_by_the_document(workload, inputs):
+    """qkv [T, 10, 64] with the heads of q (6) and of k (2) normalised."""
+    x = inputs["qkv"].reshape(9, 10, 64)
+    weight = np.repeat([inputs["q_norm"], inputs["k_norm"]], [6, 2], axis=0)
+    lanes = np.zeros((9, 8, 16), F)
+    for k in range(64):
+        lanes[..., k % 16] = fma(x[:, :8, k], x[:, :8, k], lanes[..., k % 16])
+    eps = operators.get(workload.problem.operator).given_scalars(workload, inputs)[0]
+    r = F(1) / np.sqrt(tree(lanes) / F(64) + F(eps))
+    return np.concatenate([x[:, :8] * r[..., None] * weight, x[:, 8:]], axis=1)
+
+
+@pytest.mark.parametrize("operator_name", ["rope_kv_write", "qk_norm_rope_kv_write"])
 @pytest.mark.parametrize("style", ["norm", "neox"])
 @pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
-def test_rope_kv_write_follows_the_document(kv, style):
-    workload, dtype = rope(kv, style), DType(kv)
-    operator, inputs = case(workload)
+def test_rope_kv_write_follows_the_document(kv, style, operator_name):
+    workload, dtype = rope(kv, style, operator_name), DType(kv)
+    operator, inputs = case(workload, Distribution.HEAVY_TAIL)
     got = operator.spec(workload, inputs)
     k_cache, v_cache = inputs["k_cache"].copy(), inputs["v_cache"].copy()
-    for t, heads in enumerate(inputs["qkv"].reshape(9, 10, 64)):
+    qkv = inputs["qkv"].reshape(9, 10, 64) if "q_norm" not in inputs else normed_by_the_document(workload, inputs)
+    for t, heads in enumerate(qkv):
         c, s = (inputs[name][inputs["position"][t]] for name in ("cos", "sin"))
         pairs = heads.reshape(10, 2, 32) if style == "neox" else heads.reshape(10, 32, 2).transpose(0, 2, 1)
         a, b = pairs[:, 0], pairs[:, 1]

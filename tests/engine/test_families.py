@@ -1,0 +1,127 @@
+"""Qwen2 and Qwen3 beside ``transformers``' implementations: random weights that it wrote, read and run by kforge."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from accuracy import bits, reference, whole
+from accuracy.operators import OperatorCheck
+from transformers import PreTrainedModel
+
+from kforge.engine.engine import Engine
+from kforge.engine.weights import Weights
+from kforge.models import load
+from kforge.models.config import Family, ModelConfig
+from kforge.models.graph import step_calls
+from kforge.models.model import Model
+from kforge.models.synth_plan import SHAPES
+
+FLOATS = {"act": "f32", "kv": "f32"}
+# The small ones have the widths of the other tests' toys where they can, and share their kernels.
+CASES = [
+    pytest.param(replace(SHAPES["tiny-qwen2-test"], intermediate=256, vocab=320), id="qwen2"),
+    pytest.param(replace(SHAPES["tiny-qwen3-test"], intermediate=256, vocab=320, tied_head=False), id="qwen3"),
+    *(pytest.param(replace(SHAPES[name], layers=2, vocab=2048), id=name, marks=pytest.mark.slow)
+      for name in ("qwen2.5-0.5b", "qwen3-0.6b")),
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """One model twice: in ``transformers``, in float32 and in float64, and read by kforge from what that saved."""
+
+    theirs: PreTrainedModel
+    truth: PreTrainedModel
+    model: Model
+    weights: Weights
+    tokens: list[int]
+
+    def engine(self, kernels, **options) -> Engine:
+        return Engine(self.model, kernels, weights=None if kernels == "none" else self.weights, text=False,
+                      **{"kv_tokens": 512, **FLOATS, **options})
+
+
+def made_by_transformers(c: ModelConfig) -> PreTrainedModel:
+    """Weights that keep every activation about 1; norms about 1, biases about 0, all of them different."""
+    config_class, model_class = reference.CLASSES[c.family]
+    own = {"head_dim": c.head_dim} if c.family is Family.QWEN3 else {}
+    torch.manual_seed(7)
+    made = model_class(config_class(
+        vocab_size=c.vocab, hidden_size=c.hidden, intermediate_size=c.intermediate, num_hidden_layers=c.layers,
+        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, max_position_embeddings=c.context_length,
+        rms_norm_eps=c.rms_eps, tie_word_embeddings=c.tied_head, initializer_range=c.hidden**-0.5,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta}, **own))
+    with torch.no_grad():
+        for name, values in made.named_parameters():
+            if values.dim() == 1:
+                values.copy_(torch.randn(len(values)) * 0.3 + (0 if name.endswith("bias") else 1))
+    return made.half().eval()
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory) -> Pair:
+    shape: ModelConfig = request.param
+    folder = tmp_path_factory.mktemp(shape.name)
+    made = made_by_transformers(shape)
+    made.save_pretrained(folder)
+    model = load(folder)
+    assert replace(model.config, name=shape.name) == shape
+    tokens = np.random.default_rng(1).integers(0, shape.vocab, 150).tolist()
+    return Pair(made.float(), reference.widened(copy.deepcopy(made), shape), model, Weights(model), tokens)
+
+
+def test_every_operator_fed_float64_inputs_stays_within_its_bound(pair, kernels):
+    tokens = pair.tokens[:70]
+    trace = reference.trace(pair.truth, tokens, pair.model.config.rope.style)
+    tested = OperatorCheck(pair.model, kernels, pair.weights, tokens, **FLOATS, threads=2)
+    results = [tested.run(call, trace) for call in tested.calls(range(pair.model.config.layers))]
+    tested.close()
+    assert len(results) == len(step_calls(pair.model))
+    assert {r.label: (r.kernel, r.reference) for r in results if not max(r.kernel, r.reference) <= 1} == {}
+
+
+@pytest.mark.parametrize("name", ["none", "default"])
+def test_logits_are_as_near_to_float64_as_those_of_transformers_in_float32(pair, kernels, name):
+    engine = pair.engine("none" if name == "none" else kernels)
+    result, = whole.compare([pair.tokens], lambda t: reference.logits(pair.truth, t), engine.logits,
+                            lambda t: reference.logits(pair.theirs, t))
+    engine.close()
+    assert result.rms_ratio <= 2
+
+
+def test_a_norm_or_a_bias_left_out_would_show(pair):
+    changed = copy.copy(pair.model)
+    changed.config = replace(pair.model.config, qkv_bias=False, qk_norm=False)
+    wanted = reference.logits(pair.truth, pair.tokens)
+    for model, least, most in ((pair.model, 0, 1e-4), (changed, 1e-2, np.inf)):
+        engine = Engine(model, "none", text=False, kv_tokens=512, kv="f32")
+        error = np.abs(engine.logits(pair.tokens) - wanted).max()
+        engine.close()
+        assert least <= error < most
+
+
+def test_paged_decoding_and_chunks_of_any_size_give_the_same_bits(pair, kernels):
+    engine = pair.engine(kernels)
+    wanted = bits.text_bits(engine, pair.tokens, 64)
+    for chunk in (1, 7):
+        assert bits.differing(bits.text_bits(engine, pair.tokens, chunk), wanted) == 0
+    engine.close()
+
+
+def test_sequences_say_together_what_each_says_alone(pair, kernels):
+    engine = pair.engine(kernels, kv="f16", max_tokens_per_step=48)
+    prompts = [pair.tokens[:5], pair.tokens[3:73], pair.tokens[20:150]]
+    alone = [bits.generated_bits(engine, [prompt], 6)[0] for prompt in prompts]
+    for one, many in zip(alone, bits.generated_bits(engine, prompts, 6), strict=True):
+        assert bits.differing(one, many) == 0
+    engine.close()
