@@ -9,7 +9,8 @@ the parent's clock, all with the module's own inputs and parameters in memory an
 module runs confined in a process of its own. ``beat`` and ``lose`` are told where the 95 % interval of the ratio to
 the faster of torch's two leaves out 1. The geometric mean is over the problems that were compared, right and not
 flagged, each ratio counting as 3 at most. The limit is all that is given and returned over the bandwidth measured in
-the same rounds, where that is more than the caches hold, or operations over the measured peak.
+the same rounds, where that is more than the caches hold, or operations over the measured peak; the table says how much
+of it either side reaches. What goes on is told on standard error.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from confined import Confined
 from measuring import write_json
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kforge.backends.cpp.admission import admit
 from kforge.backends.cpp.build import build
@@ -41,6 +43,7 @@ from kforge.core.paths import store_path
 from kforge.core.summary import Summary
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Failure, NumericsClass
+from kforge.core.words import counted, plain
 from kforge.engine.executors import LocalExecutor
 from kforge.engine.isolation import IsolatedExecutor
 from kforge.engine.kernel_set import OWN, ChosenKernel
@@ -65,6 +68,10 @@ _BATCH_SECONDS = 0.03
 _REST = 0.05  # threads of the side before go to sleep
 _PROBE_SECONDS = 0.05
 _LEAST_ROUNDS = 10
+_NEAR = 0.85  # of the limit: what is left is within what limits are off by
+_LONGEST = 48  # letters of an operator's name
+
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,16 @@ class Compared:
         if self.wrong:
             return "wrong"
         return "beat" if self.lower > 0 else "lose" if self.upper < 0 else "tie"
+
+    @property
+    def why(self) -> str:
+        """How near its limit either side is: where both are near, neither can be much faster."""
+        ours = self.share.median
+        theirs = ours / self.ratios[self.faster].median
+        text = f"{100 * ours:.0f} % of the limit ({self.bound_by}), {self.faster} {100 * theirs:.0f} %"
+        if max(ours, theirs) > 1:
+            return f"{text}: above 100 %, so the limit was measured too low; again on an idle machine"
+        return f"{text}: no room" if min(ours, theirs) >= _NEAR else text
 
 
 @dataclass(frozen=True)
@@ -135,22 +152,29 @@ def problems_in(folder: Path, only: Sequence[str]) -> list[Path]:
 
 
 def name_of(path: Path, folder: Path) -> str:
-    """``level1/23_Softmax.py`` as ``level1_23_softmax``."""
-    text = re.sub("[^a-z0-9]+", "_", path.relative_to(folder).with_suffix("").as_posix().lower()).strip("_")
-    return (text if text[:1].isalpha() else f"p_{text}")[:48].rstrip("_")
+    """``level1/23_Softmax.py`` as ``level1_23_softmax``, also where the folder is ``level1`` itself."""
+    parts = path.relative_to(folder).with_suffix("").parts
+    if not parts[0][:1].isalpha():  # an operator's name begins with a letter
+        above = folder.resolve().name
+        parts = (above if above[:1].isalpha() else "problem", *parts)
+    return re.sub("[^a-z0-9]+", "_", "_".join(parts).lower())[:_LONGEST].strip("_")
 
 
-def tuned(name: str, args: argparse.Namespace) -> None:
-    """Raises KforgeError with the command's own sentence."""
+def tuned(name: str, args: argparse.Namespace, tell: Tell) -> None:
+    """Passes on what the command says meanwhile. Raises KforgeError with its last sentence where it fails."""
     command = [sys.executable, "-m", "kforge.cli.main", "tune", name, "--budget", args.budget, "--threads",
-               str(args.threads), "--runs-dir", str(args.runs_dir), "--json"]
+               str(args.threads), "--runs-dir", str(args.runs_dir)]
     for option in ("agent", "max_usd", "max_tokens", "max_calls"):
         if value := getattr(args, option):
             command += [f"--{option.replace('_', '-')}", str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise KforgeError(f"tuning: {said[-1].removeprefix('kforge: ') if said else f'exit code {done.returncode}'}")
+    said = ""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        for line in filter(None, map(str.strip, running.stderr)):
+            said = line.removeprefix("kforge: ")
+            tell(said)
+    if running.returncode != 0:
+        raise KforgeError(f"tuning: {said or f'exit code {running.returncode}'}")
 
 
 def serving(operator: Imported, target: Target) -> Serving:
@@ -339,8 +363,9 @@ def _known(file: Path, operator: Imported, args: argparse.Namespace) -> Row:
                operator.record.flags)
 
 
-def one(file: Path, target: Target, args: argparse.Namespace) -> Row:
+def one(file: Path, target: Target, args: argparse.Namespace, tell: Tell) -> Row:
     """A problem from the file to its row; what fails on the way is in the row."""
+    tell("importing")
     try:
         operator = import_operator(Request(file, name=name_of(file, args.problems), replace=True))
     except KforgeError as error:
@@ -348,10 +373,20 @@ def one(file: Path, target: Target, args: argparse.Namespace) -> Row:
     if operator.unfit:
         return dataclasses.replace(_known(file, operator, args), reason="not tuned: flagged")
     try:
-        tuned(operator.name, args)
+        tell(f"imported as {operator.name}, tuning for {args.budget}")
+        tuned(operator.name, args, tell)
+        tell(f"comparing with torch, {args.rounds} rounds")
         return compared(file, operator, target, args)
     except KforgeError as error:
         return dataclasses.replace(_known(file, operator, args), reason=str(error))
+
+
+def teller(head: str) -> Tell:
+    """Says what goes on behind ``head``, on standard error."""
+    def tell(text: str) -> None:
+        print(f"{head}: {plain(text)}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def geometric_mean(rows: Sequence[Row]) -> float | None:
@@ -362,19 +397,19 @@ def geometric_mean(rows: Sequence[Row]) -> float | None:
 
 
 def print_table(rows: Sequence[Row], threads: int, console: Console) -> None:
-    table = Table(title=f"ours over torch, {threads} threads, interleaved")
-    for column in ("problem", "ours", "eager / ours", "compile / ours", "to the faster", "", "of the limit"):
-        table.add_column(column, justify="left" if column in ("problem", "") else "right", overflow="fold")
+    table = Table(title=f"ours over torch, {counted(threads, 'thread')}, interleaved")
+    for column in ("problem", "ours", "eager / ours", "compile / ours", "to the faster", "result", "why"):
+        left = column in ("problem", "result", "why")
+        table.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=column == "result")
     for row in rows:
         found = row.compared
         if found is None:
-            table.add_row(row.problem, "", "", "", "", "not compared", "")
+            table.add_row(row.problem, "", "", "", "", "none", Text(row.reason))
             continue
         ratios = [str(found.ratios[name]) if name in found.ratios else "-" for name in ("eager", "compile")]
         table.add_row(row.problem, f"{1e6 * found.seconds['ours'].median:.1f} us", *ratios,
                       f"{1 + found.gain:.2f} [{1 + found.lower:.2f}, {1 + found.upper:.2f}]",
-                      f"{found.word}{', flagged' if row.flags else ''}",
-                      f"{100 * found.share.median:.0f} % ({found.bound_by})")
+                      f"{found.word}{', flagged' if row.flags else ''}", Text(found.wrong or found.why))
     console.print(table)
     for row in rows:
         scaled = f"scaled: {row.scaling}" if row.scaling else ""
@@ -386,7 +421,7 @@ def print_table(rows: Sequence[Row], threads: int, console: Console) -> None:
     mean = geometric_mean(rows)
     imported = sum(bool(row.operator) for row in rows)
     told = f"; geometric mean of the ratios, {CAP:g} at most each: {mean:.2f}" if mean else ""
-    console.print(f"{len(rows)} problems, {imported} imported, {len(words)} counted: {said}{told}")
+    console.print(f"{counted(len(rows), 'problem')}, {imported} imported, {len(words)} counted: {said}{told}")
 
 
 def main() -> None:
@@ -409,13 +444,14 @@ def main() -> None:
     files = problems_in(args.problems, [one for one in args.only.split(",") if one])
     if not files:
         raise SystemExit(f"there is no problem {args.only} in {args.problems}")
-    for file in files:
-        rows.append(one(file, target, args))
-        came_to = rows[-1].compared.word if rows[-1].compared else rows[-1].reason
-        console.print(f"{rows[-1].problem}: {came_to}", highlight=False, markup=False, soft_wrap=True)
+    for number, file in enumerate(files, 1):
+        tell = teller(f"[{number}/{len(files)}] {file.relative_to(args.problems).as_posix()}")
+        row = one(file, target, args, tell)
+        rows.append(row)
+        tell(f"{row.compared.word}: {row.compared.wrong or row.compared.why}" if row.compared else row.reason)
     print_table(rows, args.threads, console)
-    document = [{**dataclasses.asdict(row), "word": row.compared.word if row.compared else None, "counts": row.counts}
-                for row in rows]
+    document = [{**dataclasses.asdict(row), "word": row.compared.word if row.compared else None,
+                 "why": row.compared.why if row.compared else None, "counts": row.counts} for row in rows]
     figures = {"threads": args.threads, "rounds": args.rounds, "budget": args.budget, "agent": args.agent,
                "geometric_mean": geometric_mean(rows), "problems": document}
     write_json(args.json, "bench/kernelbench.py", figures)

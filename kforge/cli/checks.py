@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir, data_dir, registry_path
+from kforge.core.words import counted
 
 _LEAST_FREE = 1 << 30  # bytes: a model, compiled kernels and a run's journal
 _BUSY = 0.5  # load per core beyond which timings suffer
@@ -250,8 +251,8 @@ def _registry() -> list[Finding]:
         schema = _schema(path)
     except KforgeError as error:
         return [Finding("registry", State.PROBLEM, str(error), "or set KFORGE_HOME to start another registry")]
-    promoted = sum(k.state is KernelState.PROMOTED for k in kernels)
-    return [Finding("registry", State.OK, f"{path}: schema {schema}, {len(kernels)} kernels, {promoted} promoted")]
+    held, promoted = counted(len(kernels), "kernel"), sum(k.state is KernelState.PROMOTED for k in kernels)
+    return [Finding("registry", State.OK, f"{path}: schema {schema}, {held}, {promoted} promoted")]
 
 
 def _schema(path: Path) -> str:

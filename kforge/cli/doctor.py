@@ -30,6 +30,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         from rich.console import Console
         from rich.text import Text
 
+        from kforge.core.words import counted
+
         console = Console()
         style = {State.OK: "green", State.WARNING: "yellow", State.PROBLEM: "bold red"}
         for f in findings:
@@ -39,7 +41,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
                 console.print(Text(f"{'':20}-> {f.advice}"), soft_wrap=True)
         warnings = sum(f.state is State.WARNING for f in findings)
         console.print(
-            f"{len(problems)} problems, {warnings} warnings: "
+            f"{counted(len(problems), 'problem')}, {counted(warnings, 'warning')}: "
             f"{'kforge tune cannot run here yet' if problems else 'ready to tune'}",
             highlight=False,
         )

@@ -60,6 +60,7 @@ def export(
     """Accepted and promoted kernels, and trials whose sources can be had, as a dataset of that benchmark."""
     import dataclasses
 
+    from kforge.core.words import counted
     from kforge.interchange.export import export as run_export
     from kforge.registry.database import Registry
     from kforge.targets.files import load_target
@@ -70,8 +71,9 @@ def export(
         print(json.dumps({"folder": str(folder), **dataclasses.asdict(done)}, indent=1))
         return
     print(
-        f"{folder}: {done.definitions} definitions, {done.workloads} workloads, {done.solutions} solutions, "
-        f"{done.traces} traces, {done.blob_bytes / 1e6:.1f} MB of tensors"
+        f"{folder}: {counted(done.definitions, 'definition')}, {counted(done.workloads, 'workload')}, "
+        f"{counted(done.solutions, 'solution')}, {counted(done.traces, 'trace')}, "
+        f"{done.blob_bytes / 1e6:.1f} MB of tensors"
     )
     for sentence in done.left_out:
         print(f"  left out: {sentence}")
@@ -135,15 +137,15 @@ def _onto(placed: Placed) -> str:
 
 
 def _notes(placed: Placed) -> str:
-    from kforge.core.words import one_line
+    from kforge.core.words import counted, one_line
 
     said = [one_line(note) for note in (*placed.notes, *placed.refused)]
     if placed.solutions:
-        said.append(f"{len(placed.solutions)} solutions for kforge try")
+        said.append(f"{counted(len(placed.solutions), 'solution')} for kforge try")
     if placed.others:
-        said.append(f"{placed.others} solutions that are no kernels of kforge's")
+        said.append(f"{counted(placed.others, 'solution')} of other kinds than kforge's kernels")
     if placed.traces:
-        said.append(f"{placed.traces} traces read")
+        said.append(f"{counted(placed.traces, 'trace')} read")
     return "; ".join(said)
 
 

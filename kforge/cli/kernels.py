@@ -27,23 +27,28 @@ def list_kernels(
     as_json: Json = False,
 ) -> None:
     """Every kernel with its state and gain."""
+    from kforge.cli.nearest import require_operator
+    from kforge.core.words import counted
+
     if state and state not in {s.value for s in KernelState}:
         raise KforgeError(f"--state {state!r} is none of {', '.join(s.value for s in KernelState)}")
-    found = [k for k in _kernels() if operator in ("", k.problem.operator) and state in ("", k.state)]
+    known = _kernels()
+    if operator:
+        require_operator(operator, also=[k.problem.operator for k in known])
+    found = [k for k in known if operator in ("", k.problem.operator) and state in ("", k.state)]
     if as_json:
         print(json.dumps([_document(k) for k in found], indent=1))
         return
-    from rich.console import Console
+    from kforge.cli import tables
 
-    from kforge.cli.tables import folding
-
-    table = folding("no", "state", "problem", "at", "target", "gain", "hash", title=f"{len(found)} kernels")
+    table = tables.folding("no", "state", "problem", "at", "target", "gain", "hash", whole=("no", "hash"),
+                           title=counted(len(found), "kernel"))
     table.caption = "gain: over the default kernel, as judged"
     for k in found:
         table.add_row(
             str(k.id), k.state, k.problem.key, k.bucket_key, k.target_name, f"{100 * k.gain:+.1f} %", k.candidate_hash
         )
-    Console().print(table)
+    tables.show(table)
 
 
 @app.command()
@@ -74,6 +79,7 @@ def show(
 @app.command()
 def verify(as_json: Json = False) -> None:
     """Hash the files of all kernels in use; a damaged one is quarantined, the default serves. Exit code 1 if any is."""
+    from kforge.core.words import counted
     from kforge.registry.ask import open_snapshot
     from kforge.registry.database import Registry
     from kforge.registry.maintenance import verify as run_verify
@@ -96,8 +102,9 @@ def verify(as_json: Json = False) -> None:
         for damage in result.damaged:
             print(f"kernel {damage.kernel_id}: {damage.digest[:16]}: {damage.reason}; quarantined")
         print(
-            f"{result.kernels} kernels in use, {result.files} files: {'sound' if result.sound else 'damaged'}; "
-            f"{result.unreferenced} files that nothing refers to (kforge kernels gc)"
+            f"{counted(result.kernels, 'kernel')} in use, {counted(result.files, 'file')}: "
+            f"{'sound' if result.sound else 'damaged'}; "
+            f"{counted(result.unreferenced, 'file')} that nothing refers to (kforge kernels gc)"
         )
     if not result.sound:
         raise typer.Exit(1)
@@ -161,12 +168,13 @@ def promote(
 @app.command()
 def gc(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False) -> None:
     """Remove files that no accepted or promoted kernel names."""
+    from kforge.core.words import counted
     from kforge.registry.database import Registry
     from kforge.registry.maintenance import collect
 
     with Registry.open() as registry:
         result = collect(registry, dry_run=dry_run)
-    print(f"{result.files} files, {result.bytes} bytes {'would be ' if dry_run else ''}removed")
+    print(f"{counted(result.files, 'file')}, {result.bytes} bytes {'would be ' if dry_run else ''}removed")
 
 
 def _kernels() -> tuple[KernelRecord, ...]:

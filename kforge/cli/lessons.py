@@ -50,10 +50,10 @@ def list_lessons(
     from rich.console import Console
 
     from kforge.cli.tables import folding
-    from kforge.core.words import brief
+    from kforge.core.words import brief, counted
 
     table = folding("no", "standing", "says", "for", "against", "about", "move", right=("no", "for", "against"),
-                    title=f"{len(found)} lessons")
+                    title=counted(len(found), "lesson"))
     for lesson in found:
         about = lesson.subject
         table.add_row(str(lesson.id), lesson.standing, lesson.claim, str(lesson.supports), str(lesson.contradictions),
@@ -93,6 +93,8 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; standard output if none.")] = None,
 ) -> None:
     """Every lesson but those removed, with all its evidence."""
+    from kforge.core.words import counted
+
     found = _chosen(operator, "")
     text = _markdown(found) if form is Format.MARKDOWN else "".join(json.dumps(_document(x)) + "\n" for x in found)
     if out is None:
@@ -102,7 +104,7 @@ def export(
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise KforgeError(sentence_of(error)) from error
-    print(f"{len(found)} lessons: {out}")
+    print(f"{counted(len(found), 'lesson')}: {out}")
 
 
 def _registry() -> Registry:

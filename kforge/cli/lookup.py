@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kforge.core.errors import KforgeError
-from kforge.core.kernel import Answer
+from kforge.core.kernel import Answer, Tier
+
+if TYPE_CHECKING:
+    from kforge.core.workload import Workload
 
 
 def lookup(
@@ -23,14 +26,20 @@ def lookup(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Which kernel serves this operator at these axes, and why."""
-    from kforge.operators.axes import USUAL
+    from kforge.cli.nearest import require_operator
+    from kforge.operators.axes import USUAL, workload_of
     from kforge.registry.ask import ask, open_snapshot
+    from kforge.targets.files import load_target
 
     given = _parse(axes or [])
-    snapshot = open_snapshot()
-    answer = ask(snapshot, operator, {**USUAL.get(operator, {}), **given}, target)
+    require_operator(operator)
+    snapshot, hardware = open_snapshot(), load_target(target)
+    wanted = {**USUAL.get(operator, {}), **given}
+    answer = ask(snapshot, operator, wanted, hardware)
+    workload = workload_of(operator, wanted, lambda weight: snapshot.rows(weight, hardware.identity))
+    tuned = [k.bucket_key for k in snapshot.served(workload.problem) if k.target_identity == hardware.identity]
     if as_json:
-        print(json.dumps(_document(answer), indent=1))
+        print(json.dumps({**_document(answer), "tuned": tuned}, indent=1))
         return
     if answer.kernel is None:
         print(f"{operator}: no tuned kernel; the default serves")
@@ -45,9 +54,25 @@ def lookup(
         print(f"  {kernel.template} {' '.join(f'{k}={v}' for k, v in kernel.params)}")
         for reason in answer.stale:
             print(f"  stale: {reason}")
+    if answer.tier is not Tier.EXACT:
+        for line in _elsewhere(workload, tuned):
+            print(f"  {line}")
     if explain:
         for step in answer.trace:
             print(f"  {'took   ' if step.taken else 'refused'} [{step.tier}] {step.entry}: {step.reason}")
+
+
+def _elsewhere(workload: Workload, tuned: list[str]) -> list[str]:
+    """Where kernels of this problem were tuned, and for an imported operator how to have one here."""
+    from kforge.operators import get
+    from kforge.operators.imported import Imported
+
+    lines = [f"tuned on this target at {', '.join(tuned)}, not at {workload.point}"] if tuned else []
+    operator = get(workload.problem.operator)
+    if isinstance(operator, Imported):
+        batch = f" --batch {workload.axes['B']}" if operator.graph.dynamic else ""
+        lines.append(f"kforge tune {operator.name}{batch} tunes it here")
+    return lines
 
 
 def _parse(axes: list[str]) -> dict[str, int | str]:

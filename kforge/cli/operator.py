@@ -52,6 +52,8 @@ def import_(
         return
     _print_head(made)
     print(f"kforge operator show {made.name} prints what it computes")
+    if not made.unfit:
+        print(f"kforge tune {made.name} finds the fastest kernel for it")
 
 
 @app.command("list")
@@ -68,20 +70,19 @@ def list_imported(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    from rich.console import Console
+    from kforge.cli import tables
+    from kforge.core.words import counted
 
-    from kforge.cli.tables import folding
-
-    table = folding("name", "from", "workload", "tensors", "operations", "said of it",
-                    right=("tensors", "operations"), title=f"{len(rows)} imported operators")
+    table = tables.folding("name", "from", "batch", "a call", "said of it", whole=("name",), right=("batch",),
+                           title=counted(len(rows), "imported operator"))
     for row in rows:
         if "error" in row:
-            table.add_row(row["name"], "unreadable", "", "", "", row["error"])
+            table.add_row(row["name"], "unreadable", "", "", row["error"])
         else:
             remarks = "; ".join(filter(None, [row["scaling"] and f"scaled: {row['scaling']}", *row["flags"]]))
-            table.add_row(row["name"], row["source"], row["workload"], str(row["tensors"]),
-                          f"{row['operations'] / 1e6:.1f} M", remarks)
-    Console().print(table)
+            table.add_row(row["name"], row["source"], str(row["batch"] or "fixed"),
+                          f"{counted(row['tensors'], 'tensor')}, {row['operations'] / 1e6:.1f} M operations", remarks)
+    tables.show(table)
 
 
 @app.command()
@@ -95,6 +96,7 @@ def show(name: Name, as_json: Json = False) -> None:
     from rich.console import Console
 
     from kforge.cli.tables import folding
+    from kforge.core.words import counted
 
     tensors = folding("tensor", "role", "shape", title="tensors, float32, in launch order")
     graph = made.graph
@@ -102,7 +104,7 @@ def show(name: Name, as_json: Json = False) -> None:
         tensors.add_row(given.name, given.kind.value, _shape(given.shape))
     for tensor, value in zip(_outputs(made), graph.outputs, strict=True):
         tensors.add_row(tensor, f"returned: {value}", _shape(graph.shapes[value]))
-    steps = folding("value", "operation", "of", "shape", title=f"{len(graph.steps)} steps")
+    steps = folding("value", "operation", "of", "shape", title=counted(len(graph.steps), "step"))
     for step in graph.steps:
         steps.add_row(step.name, _operation(step), ", ".join(step.inputs), _shape(step.shape))
     console = Console()
@@ -116,6 +118,7 @@ def rm(name: Name, as_json: Json = False) -> None:
     """Forget an imported operator; kernels that were made for it stay in the database."""
     from kforge.importing.importer import remove
 
+    _require(name)
     remove(name)
     print(json.dumps({"removed": name}) if as_json else f"{name} is forgotten")
 
@@ -124,13 +127,21 @@ BOUND = ("4 times a running error analysis in float64 along these steps, element
          "does not decide (overflow on the way, roots of what may be negative, quotients by what may be 0) are free")
 
 
-def _imported(name: str) -> Imported:
-    from kforge.operators import get, imported_names
-    from kforge.operators.imported import Imported
+def _require(name: str) -> None:
+    """Raises KforgeError for what is no imported operator's name."""
+    from kforge.cli.nearest import near
+    from kforge.operators import imported_names
 
     if name not in imported_names():
         known = ", ".join(imported_names()) or "none yet: kforge operator import makes one"
-        raise KforgeError(f"there is no imported operator {name!r}; there is {known}")
+        raise KforgeError(f"there is no imported operator {name!r}{near(name, imported_names())}; there is {known}")
+
+
+def _imported(name: str) -> Imported:
+    from kforge.operators import get
+    from kforge.operators.imported import Imported
+
+    _require(name)
     made = get(name)
     assert isinstance(made, Imported)
     return made
@@ -146,7 +157,8 @@ def _brief(made: Imported) -> dict[str, Any]:
     cost = made.cost(made.workload)
     return {
         "name": made.name, "source": made.record.source, "problem": made.problem.key, "workload": made.workload.key,
-        "tensors": len(made.tensors(made.workload)), "bytes": cost.streamed_bytes + cost.hot_bytes,
+        "batch": made.batch if made.graph.dynamic else None, "tensors": len(made.tensors(made.workload)),
+        "bytes": cost.streamed_bytes + cost.hot_bytes,
         "operations": sum(count for _, count in cost.operations), "scaling": made.record.scaling,
         "flags": list(made.record.flags),
     }

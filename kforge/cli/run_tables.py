@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kforge.cli.tables import folding
+from kforge.core.words import counted
+from kforge.core.workload import Workload
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,8 +17,11 @@ if TYPE_CHECKING:
     from kforge.engine.measure import Figure
     from kforge.tuner.promotion import EngineVerdict
     from kforge.tuner.run_view import RunView
+    from kforge.tuner.serving import Serving
 
 _LEAST_SHARE = 0.005  # of a step: below it, a problem is only counted
+DISTURBED = ("something else ran while the limit was measured, or the machine has become faster since; kforge target "
+             "probe measures it again")
 
 
 def rate_table(figures: Sequence[Figure], title: str, label: Callable[[str], str] = str) -> Table:
@@ -70,6 +76,14 @@ def problem_table(run: RunView) -> Table | None:
     return table
 
 
+def limit_lines(run: RunView) -> list[str]:
+    """That a kernel was faster than the limits allow, which only limits can be that were measured too low."""
+    best = {b.key: min((p.seconds for p in run.tried if p.bucket == b.key and p.seconds), default=0.0)
+            for task in run.tasks for b in task.buckets}
+    above = sum(0 < best[b.key] < b.limit for task in run.tasks for b in task.buckets)
+    return [f"{counted(above, 'bucket')} above 100 % of the limit: {DISTURBED}"] if above else []
+
+
 def engine_table(verdicts: Sequence[EngineVerdict]) -> Table:
     """What each problem's kernels give the engine, mode by mode; what became of them is said once, elsewhere."""
     from kforge.tuner.report_names import short_problem
@@ -91,3 +105,15 @@ def engine_lines(run: RunView) -> list[str]:
     from kforge.tuner.report_outcomes import engine_states
 
     return [f"{short_problem(key)}: {state}" for key, state in engine_states(run).items()]
+
+
+def python_lines(run: RunView, serving: Serving) -> list[str]:
+    """How a tuned kernel of an imported operator is found from Python, where one serves; no engine calls it."""
+    if not run.options.operator or not serving.kernels:
+        return []
+    axes = [Workload.parse(bucket.key).axes for task in run.tasks for bucket in task.buckets]
+    return [
+        "In Python (docs/kernels.md, section 6, goes on and calls it on arrays):",
+        "    from kforge.registry.ask import ask, open_snapshot",
+        f'    kernel = ask(open_snapshot(), "{run.options.operator}", {json.dumps(axes[0] if axes else {})}).kernel',
+    ]

@@ -40,32 +40,35 @@ def list_runs(runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    from rich.console import Console
-
-    from kforge.cli.tables import folding
-
-    table = folding("run", "model", "state", "trials", "failed", "accepted", "tuned over default",
-                    right=("trials", "failed", "accepted"))
-    for row in rows:
-        if "error" in row:
-            table.add_row(row["run"], "", row["error"], "", "", "", "")
-        else:
-            tuned = [r for r in row["rates"] if r["kernels"] == "tuned" and r["ratio"]]
-            gains = ", ".join(f"{r['setting']} {r['ratio']:.2f}x" for r in tuned)
-            same = row["serving"] and row["serving"]["defaults_only"]
-            table.add_row(
-                row["run"],
-                row["model"],
-                "finished" if row["finished"] else "unfinished",
-                str(row["trials"]),
-                str(row["failed"]),
-                str(row["accepted"]),
-                "the same kernels" if same else gains,
-            )
-    if rows:
-        Console().print(table)
-    else:
+    if not rows:
         print(f"no runs in {runs_dir}; kforge tune starts one")
+        return
+    from kforge.cli import tables
+
+    table = tables.folding("run", "of", "came to", whole=("run",))
+    for row in rows:
+        table.add_row(row["run"], row.get("model", ""), row["error"] if "error" in row else _came_to(row))
+    tables.show(table)
+
+
+def _came_to(row: dict[str, Any]) -> str:
+    """A run in a line."""
+    from kforge.core.words import counted
+
+    parts = [
+        "finished" if row["finished"] else "unfinished",
+        f"{counted(row['trials'], 'trial')} ({row['failed']} failed)",
+        f"{row['accepted']} accepted",
+    ]
+    tuned = [f"{r['setting']} {r['ratio']:.2f}x" for r in row["rates"] if r["kernels"] == "tuned" and r["ratio"]]
+    serving = row["serving"]
+    if serving and not serving["engine"]:
+        parts.append(f"{serving['promoted']} promoted")
+    elif serving and serving["defaults_only"]:
+        parts.append("tuned and default are the same kernels")
+    elif tuned:
+        parts.append(f"tuned over default: {', '.join(tuned)}")
+    return ", ".join(parts)
 
 
 @app.command()
@@ -73,6 +76,7 @@ def show(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> N
     """One run: state, tokens/s, each problem's gain, and the ideas of its models."""
     from kforge.agent.report.gathering import report_of
     from kforge.agent.report.summary import to_json
+    from kforge.cli.run_document import buckets_of, stored_kernels
     from kforge.tuner.report import failure_rows, problem_rows
     from kforge.tuner.report_outcomes import engine_states
     from kforge.tuner.report_text import told
@@ -82,7 +86,8 @@ def show(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> N
     ideas = report_of(view)
     if as_json:
         problems = [vars(p) for p in problem_rows(view)]
-        more = {"failures": dict(view.failures), "problems": problems, "engine": engine_states(view)}
+        more = {"failures": dict(view.failures), "problems": problems,
+                "buckets": buckets_of(view, stored_kernels()), "engine": engine_states(view)}
         if ideas is not None:
             more["agent"] = to_json(ideas)
         print(json.dumps({**_brief(view), **more}, indent=1))
@@ -90,13 +95,13 @@ def show(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) -> N
     from rich.console import Console
 
     from kforge.cli.run_ideas import idea_lines, idea_trees
-    from kforge.cli.run_tables import engine_lines, problem_table
+    from kforge.cli.run_tables import engine_lines, limit_lines, problem_table
 
     for line in told(view):
         print(line)
     if (table := problem_table(view)) is not None:
         Console().print(table)
-    for line in engine_lines(view):
+    for line in (*engine_lines(view), *limit_lines(view)):
         print(f"  {line}")
     for row in failure_rows(view):
         print(f"  {row.count} failed ({row.kind}): {row.reasons[0]}")
@@ -141,6 +146,7 @@ def replay(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) ->
     """Think a run's ideas again from its record, without a model. Exit code 1 where a prompt or a template differs."""
     from kforge.agent.replaying import replay as again
     from kforge.agent.replaying import stale_systems
+    from kforge.core.words import counted
 
     path = find(run, runs_dir)
     found = []
@@ -156,7 +162,8 @@ def replay(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) ->
                  for one in found]
         print(json.dumps({"ideas": ideas, "differing": len(different), "stale_system_texts": stale}, indent=1))
     else:
-        print(f"{len(found)} ideas, {sum(one.prompts for one in found)} prompts, {len(different)} differ")
+        prompts = counted(sum(one.prompts for one in found), "prompt")
+        print(f"{counted(len(found), 'idea')}, {prompts}, {len(different)} differ")
         if stale:
             print(f"this version writes the system text of {', '.join(stale)} in another way; the run's own was used")
     if different:
@@ -165,6 +172,7 @@ def replay(run: Run, runs_dir: RunsDir = Path("runs"), as_json: Json = False) ->
 
 def find(run: str, runs_dir: Path) -> Path:
     """The run's folder. Raises KforgeError when there is none or several."""
+    from kforge.cli.nearest import near
     from kforge.tuner.run_view import runs_in
 
     if (Path(run) / "journal.jsonl").is_file():
@@ -175,7 +183,8 @@ def find(run: str, runs_dir: Path) -> Path:
     found = [p for p in known if p.name == run] or [p for p in known if p.name.startswith(run)]
     if len(found) != 1:
         what = "no run" if not found else f"{len(found)} runs"
-        raise KforgeError(f"{run!r} names {what} in {runs_dir}; see: kforge runs list --runs-dir {runs_dir}")
+        meant = "" if found else near(run, [p.name for p in known])
+        raise KforgeError(f"{run!r} names {what} in {runs_dir}{meant}; see: kforge runs list --runs-dir {runs_dir}")
     return found[0]
 
 
@@ -184,6 +193,7 @@ def _brief(view: RunView) -> dict[str, Any]:
 
     return {
         "run": view.id,
+        "folder": str(view.path),
         "model": view.options.subject,
         "target": view.target,
         "finished": view.finished,

@@ -20,15 +20,23 @@ if TYPE_CHECKING:
 def try_kernel(
     file: Annotated[Path, typer.Argument(help="C++ source against kforge/abi.h, or a template (.j2) with a header.")],
     op: Annotated[str, typer.Option("--op", help="Operator, for instance linear.")],
-    axes: Annotated[str, typer.Option(help="Static and dynamic axes: K=576,N=960,weight=q4_1,M=1.")],
+    axes: Annotated[
+        str,
+        typer.Option(help="Static and dynamic axes: K=576,N=960,weight=q4_1,M=1; those of an imported operator's "
+                     "example may be left out."),
+    ] = "",
     against: Annotated[str, typer.Option(help="default, tuned, or a kernel's hash.")] = "tuned",
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0: all cores.")] = 0,
     params: Annotated[str, typer.Option(help="Parameters of a template, the rest at its defaults: m_tile=4,...")] = "",
     relaxed: Annotated[
-        bool, typer.Option("--relaxed", help="Check against the error bound, not bit for bit (plain C++ only).")
+        bool,
+        typer.Option("--relaxed", help="Check against the error bound, not bit for bit (plain C++ only); so are all "
+                     "kernels of imported operators."),
     ] = False,
     submit: Annotated[
-        bool, typer.Option("--submit", help="Have it judged at its bucket; an accepted kernel goes into the registry.")
+        bool,
+        typer.Option("--submit", help="Have it judged at its bucket; an accepted kernel goes into the registry, one of "
+                     "an imported operator serves at once."),
     ] = False,
     trust_candidates: Annotated[
         bool, typer.Option("--trust-candidates", help="Run candidates where the sandbox lacks its minimum, too.")
@@ -37,6 +45,7 @@ def try_kernel(
 ) -> None:
     """Build, check, time and compare one kernel of your own. Exit code 1 when it fails, 2 for bad input."""
     from kforge.backends.handwritten import from_file
+    from kforge.cli.nearest import require_operator
     from kforge.core.paths import store_path
     from kforge.core.trial import NumericsClass
     from kforge.harness import Harness
@@ -47,12 +56,15 @@ def try_kernel(
     from kforge.targets.files import load_target
     from kforge.tuner import attempt as trying
     from kforge.tuner.contenders import incumbent, workload_of
+    from kforge.tuner.tune_operator import hand_in, imported
 
     given = pairs_of("--axes", axes)
+    require_operator(op)
+    alone = imported(op) is not None
     target = load_target("host")
     snapshot, store = open_snapshot(), Store(store_path())
     workload = workload_of(op, {**USUAL.get(op, {}), **given}, snapshot, target)
-    numerics = NumericsClass.RELAXED if relaxed else NumericsClass.EXACT
+    numerics = NumericsClass.RELAXED if relaxed or alone else NumericsClass.EXACT
     candidate = from_file(file, workload.problem, target, pairs_of("--params", params), numerics)
     rival = incumbent(against, workload, snapshot, store, target)
     with Harness(target, threads or target.cores, trust_candidates=trust_candidates) as harness:
@@ -61,11 +73,13 @@ def try_kernel(
         if submit and done.failure is None:
             serving = incumbent("tuned", trying.bucket_workload(workload), snapshot, store, target)
             with Registry.open() as registry:
-                handed = trying.submit(candidate, workload, serving, harness, registry)
+                handed = (hand_in if alone else trying.submit)(candidate, workload, serving, harness, registry)
     if as_json:
-        print(json.dumps(_document(done, rival, handed), indent=1))
+        print(json.dumps({**_document(done, rival), "submission": _handed(handed, alone)}, indent=1))
     else:
-        _print(done, rival, handed)
+        _print(done, rival)
+        for line in _handed_lines(handed, op, alone) if handed else ():
+            print(line)
     if done.failure is not None or (handed is not None and handed.kernel is None):
         raise typer.Exit(1)
 
@@ -85,7 +99,7 @@ def pairs_of(option: str, text: str) -> dict[str, Attr]:
     return found
 
 
-def _print(done: Attempt, rival: Incumbent, handed: Submission | None) -> None:
+def _print(done: Attempt, rival: Incumbent) -> None:
     candidate = done.candidate
     print(f"{candidate.template} as candidate {candidate.hash}, {candidate.numerics}, for {done.workload.key}")
     if done.report is not None:
@@ -125,7 +139,7 @@ def _print(done: Attempt, rival: Incumbent, handed: Submission | None) -> None:
         if not timing.seconds:
             print("           less than can be told beside a command's own cost: try again when the machine is idle")
         if share > 1:
-            print("           above the limit: the machine changed while it was measured; try again when it is idle")
+            print(f"           above the limit: {_disturbed(done.limit.bound_by)}")
     if done.ratio is not None:
         ratio = done.ratio
         print(
@@ -134,17 +148,47 @@ def _print(done: Attempt, rival: Incumbent, handed: Submission | None) -> None:
         )
     else:
         print(f"  against {rival.label}: not compared, {done.unmeasured}")
-    if handed is not None:
-        at = ",".join(f"{k}={v}" for k, v in handed.bucket)
-        print(f"  judge:   {handed.verdict.decision} at {at} against {handed.incumbent}: {handed.verdict.text}")
-        if handed.kernel is not None:
-            print(
-                f"  kernel {handed.kernel} is in the registry as accepted; the next kforge tune of a model that calls "
-                "it runs the engine with and without it, and promotes it if the engine does not lose"
-            )
 
 
-def _document(done: Attempt, rival: Incumbent, handed: Submission | None) -> dict[str, Any]:
+def _disturbed(bound_by: str) -> str:
+    """How a kernel may be faster than its limit."""
+    from kforge.targets.roofline import MEMORY
+
+    if bound_by == MEMORY:  # which was measured beside it
+        return "the machine changed while it was measured; try again when it is idle"
+    return f"{bound_by} was measured too low; kforge target probe measures it again, when the machine is idle"
+
+
+def _handed_lines(handed: Submission, operator: str, alone: bool) -> list[str]:
+    """``alone``: an imported operator, which no engine calls."""
+    at = ",".join(f"{k}={v}" for k, v in handed.bucket)
+    lines = [f"  judge:   {handed.verdict.decision} at {at} against {handed.incumbent}: {handed.verdict.text}"]
+    if handed.kernel is not None and alone:
+        lines.append(f"  kernel {handed.kernel} is in the registry and promoted on the judge's word, since no engine "
+                     f"calls an imported operator: kforge lookup {operator} {at.replace(',', ' ')}")
+    elif handed.kernel is not None:
+        lines.append(f"  kernel {handed.kernel} is in the registry as accepted; the next kforge tune of a model that "
+                     "calls it runs the engine with and without it, and promotes it if the engine does not lose")
+    return lines
+
+
+def _handed(handed: Submission | None, alone: bool) -> dict[str, Any] | None:
+    if handed is None:
+        return None
+    state = "promoted" if alone else "accepted"
+    return {
+        "decision": handed.verdict.decision.value,
+        "text": handed.verdict.text,
+        "bucket": dict(handed.bucket),
+        "gain": handed.verdict.gain,
+        "lower": handed.verdict.lower,
+        "incumbent": handed.incumbent,
+        "kernel": handed.kernel,
+        "state": state if handed.kernel is not None else None,
+    }
+
+
+def _document(done: Attempt, rival: Incumbent) -> dict[str, Any]:
     timing = done.trial.timing if done.trial else None
     return {
         "ok": done.failure is None,
@@ -176,15 +220,4 @@ def _document(done: Attempt, rival: Incumbent, handed: Submission | None) -> dic
         },
         "ratio": {**dataclasses.asdict(done.ratio), "told": done.ratio.told} if done.ratio else None,
         "not_compared": done.unmeasured,
-        "submission": {
-            "decision": handed.verdict.decision.value,
-            "text": handed.verdict.text,
-            "bucket": dict(handed.bucket),
-            "gain": handed.verdict.gain,
-            "lower": handed.verdict.lower,
-            "incumbent": handed.incumbent,
-            "kernel": handed.kernel,
-        }
-        if handed
-        else None,
     }

@@ -106,6 +106,8 @@ def tune(
             run_tune = _prepared(options)
         else:
             alone = imported(model) is not None
+            if not alone:
+                _require_subject(model)
             if alone and (workload, context, prefill, act, kv) != ("", CONTEXT, PREFILL, DEFAULT_ACT, DEFAULT_KV):
                 raise KforgeError(f"{model} is an imported operator: --workload, --context, --prefill, --act and --kv "
                                   "are of models")
@@ -133,7 +135,7 @@ def tune(
             folder = RunFolder.create(runs_dir, model)
         from kforge.cli.watching import watcher
 
-        with folder, watcher(quiet=as_json) as watching:
+        with folder, watcher(quiet=False) as watching:  # on standard error, so JSON is left alone
             try:
                 with asked.proposing(folder, registry, hardware) if asked else nullcontext() as proposer:
                     result = run_tune(options, folder, registry, hardware, watching, proposer)
@@ -147,9 +149,26 @@ def tune(
                 if not resume and not folder.measured:
                     folder.discard()
     if as_json:
-        print(json.dumps(_document(result), indent=1))
+        from kforge.cli.run_document import tuned_document
+
+        print(json.dumps(tuned_document(result, folder.path), indent=1))
     else:
         _print(result, folder.path)
+
+
+def _require_subject(name: str) -> None:
+    """Raises KforgeError for what is no model, with what was probably meant."""
+    from kforge.cli.nearest import near
+    from kforge.models.fetch import SOURCES
+    from kforge.operators import imported_names
+
+    if name.endswith(".py") or ".py:" in name:
+        raise KforgeError(f"{name} is Python source, not a model: make an operator of it (kforge operator import "
+                          f"{name}) and tune that by its name")
+    known = [*SOURCES, *imported_names()]
+    if name not in known and not Path(name).exists():
+        raise KforgeError(f"{name}: neither a file, a folder, a known model nor an imported operator"
+                          f"{near(name, known)}; known are {', '.join(known)}")
 
 
 def _prepared(options: TuneOptions) -> Callable[..., TuneResult]:
@@ -223,7 +242,8 @@ def _print(result: TuneResult, folder: Path) -> None:
 
     from kforge.agent.report.gathering import report_of
     from kforge.cli.run_ideas import idea_lines
-    from kforge.cli.run_tables import engine_lines, engine_table, problem_table, rate_table
+    from kforge.cli.run_tables import engine_lines, engine_table, limit_lines, problem_table, python_lines, rate_table
+    from kforge.core.words import counted
     from kforge.tuner.report_text import unmeasured
     from kforge.tuner.run_view import view_of
 
@@ -234,7 +254,7 @@ def _print(result: TuneResult, folder: Path) -> None:
         console.print(problems)
     if result.engine:
         console.print(engine_table(result.engine))
-    for line in engine_lines(view):
+    for line in (*engine_lines(view), *limit_lines(view)):
         console.print(line, highlight=False, soft_wrap=True)
     for layout in result.layouts:
         console.print(f"layout of {layout.problem}: {layout.text}", highlight=False, soft_wrap=True)
@@ -244,39 +264,12 @@ def _print(result: TuneResult, folder: Path) -> None:
     if nothing := unmeasured(view):
         print(nothing)
     elif s.kept:
-        print(f"{len(s.kept)} problems were not tuned: earlier runs had settled them (--retune tries again).")
-    print(f"{s.trials} trials, {len(s.accepted)} kernels accepted now. Run {result.run}; report: "
+        print(f"Not tuned: {counted(len(s.kept), 'problem')} that earlier runs had settled (--retune tries again).")
+    print(f"{counted(s.trials, 'trial')}, {counted(len(s.accepted), 'kernel')} accepted now. Run {result.run}; report: "
           f"kforge runs report {folder}")
     print(result.serving.text)
+    for line in python_lines(view, result.serving):
+        print(line)
     if (ideas := report_of(view)) is not None:
         for line in idea_lines(ideas):
             print(line)
-
-
-def _document(result: TuneResult) -> dict[str, object]:
-    return {
-        "run": result.run,
-        "trials": result.search.trials,
-        "settled": list(result.search.settled),
-        "kept": list(result.search.kept),
-        "accepted": [k.candidate_hash for k in result.search.accepted],
-        "serving": {
-            **dataclasses.asdict(result.serving),
-            "defaults_only": result.serving.defaults_only,
-            "text": result.serving.text,
-        },
-        "engine": [{**dataclasses.asdict(v), "promotes": v.promotes} for v in result.engine],
-        "layouts": [{**dataclasses.asdict(v), "kept": v.keeps} for v in result.layouts],
-        "table": [
-            {
-                "setting": f.setting,
-                "kernels": f.kernels,
-                "tokens_per_second": f.rate.median,
-                "spread": f.rate.spread,
-                "ratio": f.ratio.median if f.ratio else None,
-                "ratio_spread": f.ratio.spread if f.ratio else None,
-                "python_share": f.python_share,
-            }
-            for f in (result.table.figures if result.table else ())
-        ],
-    }

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kforge.core.words import counted
+
 if TYPE_CHECKING:
     from kforge.tuner.progress import Progress as News
     from kforge.tuner.progress import Watcher
@@ -41,7 +43,7 @@ class _Terminal:
         if not self._console.is_terminal and time.monotonic() - self._said > _PLAIN_EVERY:
             self._said = time.monotonic()
             left = max(news.budget_seconds - news.used_seconds, 0)
-            self._console.print(f"{news.trials} trials, {left:.0f} s left: {line}", soft_wrap=True)
+            self._console.print(f"{counted(news.trials, 'trial')}, {left:.0f} s left: {line}", soft_wrap=True)
 
     def note(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
@@ -56,8 +58,12 @@ def told(news: News) -> str:
     else:
         outcome = f"{1e6 * news.seconds:.1f} us"
     best = f"best {1e6 * news.best:.1f} us" if news.best else ""
-    share = f" ({100 * news.limit / news.best:.0f} % of the limit)" if news.best and news.limit else ""
+    share = f" ({100 * news.limit / news.best:.0f} % of the limit{_doubt(news)})" if news.best and news.limit else ""
     return f"{news.task} {news.bucket}: {outcome}, {best}{share}"
+
+
+def _doubt(news: News) -> str:
+    return "" if news.best >= news.limit else ", which was measured too low: kforge target probe"
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kforge.core.dtypes import DType
+from kforge.core.words import counted
 from kforge.harness.values import Mismatch, beyond_bound
 from kforge.importing.failures import ImportFailure
 from kforge.importing.loading import Call
@@ -71,13 +72,14 @@ def _hold_one(call: Call, made: Lowered, flat: list[Any], tree: Any, batch: int)
     except MemoryError:
         raise
     except Exception as error:
-        raise ImportFailure(f"calling it with {batch} rows fails with {type(error).__name__}: {error}") from error
+        rows = counted(batch, "row")
+        raise ImportFailure(f"calling it with {rows} fails with {type(error).__name__}: {error}") from error
     if (told := _differences(made, outputs, bounds)) and not _right_in_float64(call, made, flat, tree, bounds):
         raise ImportFailure(f"the graph that was made of it computes something else than the module ({told[0]})")
 
 
 def _returned(module: Any, flat: list[Any], tree: Any, dtype: torch.dtype) -> list[Any]:
-    """Called with copies, for it may change its arguments."""
+    """Called with copies: what it does to its arguments must not reach another call."""
     copies = [item.to(dtype if item.is_floating_point() else item.dtype, copy=True)
               if isinstance(item, torch.Tensor) else item for item in flat]
     with torch.no_grad():
@@ -97,10 +99,9 @@ def _right_in_float64(call: Call, made: Lowered, flat: list[Any], tree: Any, bou
 
 
 def _differences(made: Lowered, outputs: list[Any], bounds: list[Bound]) -> list[str]:
-    ahead = len(bounds) - len(outputs)  # arguments that it changes are the graph's first outputs
-    if ahead < 0:
-        return [f"{len(outputs)} outputs, expected {len(bounds)}"]
-    named = zip(output_names(made.graph)[ahead:], outputs, bounds[ahead:], strict=True)
+    if len(outputs) != len(bounds):
+        return [f"{counted(len(outputs), 'output')}, expected {len(bounds)}"]
+    named = zip(output_names(made.graph), outputs, bounds, strict=True)
     return [text for name, output, bound in named if (text := _difference(name, output, bound))]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kforge.importing.failures import NotDynamic, Unsupported
@@ -23,13 +24,23 @@ class Value:
 Operand = Value | float
 
 
+@dataclass(frozen=True)
+class _Choice:
+    condition: Value
+    low: float
+    high: float
+
+
 class Builder:
-    """``make`` adds a step, or finds the same one; what nothing uses is left out in the end."""
+    """``make`` adds a step, or finds the same one; what nothing uses is left out in the end. Arithmetic of a choice
+    between two numbers is a choice between two others: a mask that is made of another one loses nothing by rounding."""
 
     def __init__(self) -> None:
         self._given: list[Given] = []
         self._steps: list[Step] = []
         self._numbers: dict[float, Value] = {}
+        self._values: dict[str, float] = {}  # of the numbers, by their names
+        self._choices: dict[str, _Choice] = {}
         self._made: dict[tuple[object, ...], Value] = {}
         self._masks: set[str] = set()  # values that are 0 or 1 everywhere
 
@@ -40,14 +51,21 @@ class Builder:
     def number(self, value: float) -> Value:
         """A constant, rounded to float32 as torch's kernels round theirs."""
         try:
-            (rounded,) = struct.unpack("f", struct.pack("f", value))
+            rounded = _rounded(value)
         except OverflowError:
             raise Unsupported(f"the constant {value!r} is beyond float32's range") from None
         if math.isnan(rounded):
             raise Unsupported("it uses the constant NaN")
         if rounded not in self._numbers:
-            self._numbers[rounded] = self._add(Step(self._name(), Op.SCALAR, (), (), value=rounded))
+            made = self._add(Step(self._name(), Op.SCALAR, (), (), value=rounded))
+            self._numbers[rounded], self._values[made.name] = made, rounded
         return self._numbers[rounded]
+
+    def choose(self, condition: Value, low: float, high: float) -> Value:
+        """``low`` where the condition holds, else ``high``."""
+        made = self.make(Op.WHERE, condition, low, high)
+        self._choices[made.name] = _Choice(condition, low, high)
+        return made
 
     def value(self, operand: Operand | Extent) -> Value:
         """Raises NotDynamic for B as a number."""
@@ -64,8 +82,17 @@ class Builder:
              shape: Shape = ()) -> Value:
         """``shape``: of RESHAPE and BROADCAST; of all others it follows. Raises NotDynamic where only B stands in the
         way, Unsupported where the step is impossible."""
-        values = [self.value(operand) for operand in operands]
-        step = Step(self._name(), op, tuple(v.name for v in values), shape, dims=tuple(dims), bounds=bounds)
+        values, dims = [self.value(operand) for operand in operands], tuple(dims)
+        chosen = {self._choices[v.name].condition for v in values if v.name in self._choices}
+        if len(chosen) == 1:
+            (condition,) = chosen
+            if op in VIEWS:
+                choice = self._choices[values[0].name]
+                seen = self.make(op, condition, dims=dims, bounds=bounds, shape=shape)
+                return self.choose(seen, choice.low, choice.high)
+            if (ends := self._ends(op, values)) is not None:
+                return self.choose(condition, *ends)
+        step = Step(self._name(), op, tuple(v.name for v in values), shape, dims=dims, bounds=bounds)
         key = (op, step.inputs, shape, step.dims, bounds)
         if key in self._made:
             return self._made[key]
@@ -77,6 +104,19 @@ class Builder:
             raise Unsupported(str(error)) from None
         self._made[key] = self._add(Step(step.name, op, step.inputs, made, dims=step.dims, bounds=bounds))
         return self._made[key]
+
+    def _ends(self, op: Op, values: list[Value]) -> tuple[float, float] | None:
+        """What arithmetic of choices and numbers makes of either; None where it is not that, or leaves float32."""
+        rule = _FOLDED.get(op)
+        if rule is None or any(v.name not in self._choices and v.name not in self._values for v in values):
+            return None
+        both = [self._choices.get(v.name) or self._values[v.name] for v in values]
+        try:
+            low = _rounded(rule(*(one.low if isinstance(one, _Choice) else one for one in both)))
+            high = _rounded(rule(*(one.high if isinstance(one, _Choice) else one for one in both)))
+        except OverflowError:
+            return None
+        return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
     def reshape(self, x: Value, shape: Shape) -> Value:
         return x if x.shape == shape else self.make(Op.RESHAPE, x, shape=shape)
@@ -128,7 +168,18 @@ class Builder:
         return step.op in _OF_MASKS and self._masks.issuperset(inputs)
 
 
+# Sums and products of two float32 values in float64 are rounded as if at once.
+_FOLDED: dict[Op, Callable[..., float]] = {
+    Op.ADD: operator.add, Op.SUB: operator.sub, Op.MUL: operator.mul, Op.NEG: operator.neg,
+    Op.LESS: lambda x, y: float(x < y), Op.LESS_EQUAL: lambda x, y: float(x <= y),
+}
 _OF_MASKS = VIEWS | {Op.MUL, Op.MAXIMUM, Op.MINIMUM, Op.MAX, Op.MIN, Op.WHERE, Op.CONCAT}
+
+
+def _rounded(value: float) -> float:
+    """To float32. Raises OverflowError."""
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    return float(rounded)
 
 
 def axes(x: Value, dims: Iterable[int] | int | None) -> tuple[int, ...]:

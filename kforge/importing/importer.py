@@ -181,8 +181,10 @@ def _fitting(request: Request, text: str) -> _Answer:
         peak, count = peak_bytes(graph, batch), operations(graph, batch)
         if _WIDER * peak <= memory // _REFERENCE_SHARE and count <= 4 * REFERENCE_OPERATIONS:
             return answer
+    scaled = int(request.scale) if request.scale.isdigit() else 1
+    advice = "make its sizes smaller" if request.scale == "auto" else f"give --scale {2 * scaled} or more, or auto"
     raise KforgeError(f"{request.file} takes {peak / 2**20:.0f} MiB and {count / 1e9:.0f} G operations with all that "
-                      "it makes on its way, too much to check here: give --scale 2, 4 or more")
+                      f"it makes on its way, too much to check here: {advice}")
 
 
 def _asked(request: Request, text: str, room: Room) -> _Answer:

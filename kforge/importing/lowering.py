@@ -11,17 +11,21 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import Node
 
 import kforge.importing.aten_views  # noqa: F401  registers its rules
 from kforge.importing.aten import RULES
 from kforge.importing.builder import Builder, Value
 from kforge.importing.failures import NotDynamic, Unsupported
+from kforge.importing.masks import levels
 from kforge.operators.graph import AXIS, Extent, Given, Graph, Kind, Shape
 
 KEPT_WHOLE = ("linear.default", "matmul.default", "scaled_dot_product_attention.default")  # never taken apart by torch
-_PARAMETERS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_FIXED = (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_PARAMETERS = (InputKind.PARAMETER, *_FIXED)
+_CHANGES = {OutputKind.USER_INPUT_MUTATION: "argument", OutputKind.BUFFER_MUTATION: "buffer",
+            OutputKind.PARAMETER_MUTATION: "parameter"}
 _LARGE_CONSTANT = 1 << 20  # elements of what was made while tracing
 _NO_NAMES = {"scratch", "out", "int", "float", "double", "char", "bool", "auto", "const", "new", "delete", "this",
              "default", "switch", "case", "template", "typename", "operator", "register", "static", "struct", "union",
@@ -66,6 +70,10 @@ class _Lowering:
     def graph(self) -> Graph:
         """Arguments come first, then parameters, each in the order of the function."""
         signature = self._program.graph_signature
+        for spec in signature.output_specs:
+            if what := _CHANGES.get(spec.kind):
+                raise Unsupported(f"it changes its {what} {spec.target} in place, and an operator does nothing but "
+                                  "return: let it change a clone() of that")
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         placeholders = [node for node in self._program.graph.nodes if node.op == "placeholder"]
         for parameters in (False, True):
@@ -99,14 +107,16 @@ class _Lowering:
             return self._builder.broadcast(self._builder.number(float(tensor)), self._shape(value))
         if spec.kind is InputKind.CONSTANT_TENSOR and value.numel() > _LARGE_CONSTANT:
             raise Unsupported(f"it makes a constant of {value.numel()} elements")
-        facts = statistics(tensor) if tensor is not None else {}
+        two = levels(tensor) if tensor is not None and spec.kind in _FIXED else None
+        facts = two.facts if two else statistics(tensor) if tensor is not None else {}
         kind = Kind.PARAMETER if parameter else Kind.ARGUMENT
         name = self._name(spec.target or node.name)
         if tensor is not None:
             self.tensors[name] = tensor
         if not parameter:
             self.places[name] = self._place(node)
-        return self._builder.give(Given(name, self._shape(value), kind, **facts))
+        given = self._builder.give(Given(name, self._shape(value), kind, **facts))
+        return two.of(self._builder, given) if two else given
 
     def _tensor(self, spec: Any) -> torch.Tensor | None:
         held: Mapping[str, Any] = {**self._program.constants, **self._program.state_dict}

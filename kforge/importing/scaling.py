@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from kforge.core.words import counted
 from kforge.importing.failures import ImportFailure
 from kforge.importing.loading import Source
 
@@ -58,15 +59,20 @@ def fitted(source: Source, measure: Measure, room: Room, scale: str) -> Scaling:
     extent = measure(scaling)
     if scale == "none":
         return scaling
-    left = -1 if scale == "auto" else int(scale).bit_length() - 1
-    while left > 0 or (left < 0 and room.lacks(extent)):
-        found = _halved(source, measure, scaling, extent, room if left < 0 else None)
+    wanted = 0 if scale == "auto" else int(scale).bit_length() - 1
+    done = 0
+    while room.lacks(extent) if scale == "auto" else done < wanted:
+        found = _halved(source, measure, scaling, extent, room if scale == "auto" else None)
         if found is None:
+            if wanted:
+                advice = f"give --scale {1 << done} at most" if done else "give --scale none"
+                raise ImportFailure(f"--scale {scale} asks for {counted(wanted, 'halving')}, and no size can be halved "
+                                    f"further after {done}: {advice}")
             has = f"{extent.bytes / 2**20:.0f} MiB and {extent.operations / 1e9:.0f} G operations a call"
             fits = f"{room.bytes / 2**20:.0f} MiB and {room.operations / 1e9:.0f} G operations"
             raise ImportFailure(f"it takes {has}, {fits} would fit, and no size can be halved further")
         scaling, extent = found.scaling, found.extent
-        left -= left > 0
+        done += 1
     return scaling
 
 

@@ -18,7 +18,11 @@ _HARDLY = 1e-4  # change over the output's largest value
 
 
 def flags_of(operator: Imported) -> tuple[str, ...]:
-    """Found by evaluating the reference at a few draws of the arguments, the parameters being the same."""
+    """Found by evaluating the reference at a few draws of the arguments, the parameters being the same.
+
+    Parameters are drawn as they are for checks; of a mask among the buffers the graph itself makes its own two values
+    (``kforge.importing.masks``).
+    """
     workload = Workload.of(operator.problem, B=min(operator.batch, _BATCH) if operator.graph.dynamic else 1)
     first = operator.inputs(workload, 0, Distribution.NORMAL)
     arguments = [given.name for given in operator.graph.given if given.kind is Kind.ARGUMENT]

@@ -53,6 +53,7 @@ class ModeDriver:
         return used
 
     def _prefill(self) -> Burst:
+        self._engine.forget_prefixes()  # every burst has the same prompt
         self._engine.add(self._prompt(0, self._mode.queries), SamplingParams(max_tokens=1, ignore_eos=True))
         output: list[int] = []
         began = time.perf_counter()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -13,9 +16,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
-from kernelbench import Compared, Row, geometric_mean, name_of, problems_in  # noqa: E402
+from kernelbench import Compared, Row, geometric_mean, name_of, print_table, problems_in, teller, tuned  # noqa: E402
+from rich.console import Console  # noqa: E402
 
+from kforge.core.errors import KforgeError  # noqa: E402
 from kforge.core.summary import Summary  # noqa: E402
+from kforge.operators.import_record import is_name  # noqa: E402
 
 PROBLEM = """
 import torch
@@ -69,7 +75,9 @@ def test_problems_are_named_by_level_and_number(folder: Path) -> None:
     assert chosen("level1/23_Softmax.py", "level2/23") == ["level1/23_Softmax.py", "level2/23_Both.py"]
     assert chosen("level3/1") == []
     assert name_of(folder / "level1/23_Softmax.py", folder) == "level1_23_softmax"
-    assert name_of(folder / "level1/2_Norm.py", folder / "level1") == "p_2_norm"
+    assert name_of(folder / "level1/2_Norm.py", folder / "level1") == "level1_2_norm"
+    assert name_of(Path("1/2_Norm.py"), Path("1")) == "problem_2_norm"
+    assert is_name(name_of(folder / f"level1/2_{'Long' * 20}.py", folder))
 
 
 def test_a_ratio_counts_three_at_most_and_what_is_wrong_or_flagged_not_at_all() -> None:
@@ -79,6 +87,38 @@ def test_a_ratio_counts_three_at_most_and_what_is_wrong_or_flagged_not_at_all() 
     assert [r.compared.word for r in rows if r.compared] == ["beat", "lose", "wrong", "beat"]
     assert row(1.0, -0.01, 0.01).compared.word == "tie"  # type: ignore[union-attr]
     assert geometric_mean(rows[2:]) is None
+
+
+def test_a_result_says_how_near_the_limit_either_side_is() -> None:
+    def why(ratio: float, share: float) -> str:
+        found = row(ratio).compared
+        assert found is not None
+        return dataclasses.replace(found, share=Summary(share, 0.01, 10)).why
+
+    assert why(2.0, 0.8) == "80 % of the limit (memory), eager 40 %"
+    assert why(1.02, 0.95) == "95 % of the limit (memory), eager 93 %: no room"
+    assert "above 100 %" in why(0.5, 0.9)  # eager would have to be at 180 %
+
+
+def test_the_table_names_problems_with_result_and_reason() -> None:
+    console = Console(file=(out := io.StringIO()), width=200)
+    rows = [row(12.0), row(0.5, -0.5, -0.4), row(1.0, -0.01, 0.01), Row("level1/2_b.py", reason="it uses [a sort]")]
+    print_table(rows, 1, console)
+    text = out.getvalue()
+    assert all(word in text for word in ("beat", "lose", "tie", "50 % of the limit (memory)", "it uses [a sort]"))
+    assert "4 problems, 0 imported, 3 counted: 1 beat, 1 tie, 1 lose; geometric mean of the ratios, 3 at most" in text
+    assert "1 thread, interleaved" in text
+
+
+def test_what_a_tune_says_is_passed_on_with_the_problems_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    args = argparse.Namespace(budget="1s", threads="many", runs_dir=tmp_path, agent="", max_usd=0, max_tokens=0,
+                              max_calls=0)
+    with pytest.raises(KforgeError, match=r"tuning: .*--threads"):
+        tuned("smollm2-135m", args, teller("[1/2] level1/1_Own.py"))
+    assert capsys.readouterr().err.startswith("[1/2] level1/1_Own.py: ")
 
 
 @pytest.mark.slow
@@ -93,6 +133,9 @@ def test_a_problem_is_imported_tuned_and_compared_with_the_module_it_came_from(t
          "--rounds", "10", "--threads", "1", "--runs-dir", str(tmp_path / "runs"), "--json", str(tmp_path / "kb.json")],
         capture_output=True, text=True, env=env, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert "[1/2] level1/1_Own.py: importing" in said and any("tuning for 20s" in line for line in said)
+    assert any(line.startswith("[2/2] level1/2_Broken.py: ") and "Model" in line for line in said)
     document = json.loads((tmp_path / "kb.json").read_text())
     own, broken = document["problems"]
     assert broken["compared"] is None and "Model" in broken["reason"]

@@ -83,7 +83,7 @@ def test_an_export_has_a_line_for_each_lesson_or_a_section(tmp_path: Path):
     lines = [json.loads(line) for line in run("export").stdout.splitlines()]
     assert [line["number"] for line in lines] == [1, 2] and len(lines[1]["evidence"]) == 2
     file = tmp_path / "lessons.md"
-    assert "1 lessons" in run("export", "--format", "markdown", "--operator", "linear", "--out", str(file)).stdout
+    assert "1 lesson: " in run("export", "--format", "markdown", "--operator", "linear", "--out", str(file)).stdout
     page = file.read_text()
     assert "## Lesson 2: linear, demoted" in page
     assert [line for line in page.splitlines() if line.startswith("#")] == ["# Lessons", "## Lesson 2: linear, demoted"]

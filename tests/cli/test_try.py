@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,15 +18,30 @@ from kforge.cli.main import app
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelState
 from kforge.core.paths import shipped
-from kforge.core.trial import Artifact, Decision, NumericsClass, Verdict
+from kforge.core.trial import Artifact, Candidate, Decision, NumericsClass, Verdict
 from kforge.core.workload import Problem, Workload
+from kforge.operators.base import Cost
+from kforge.operators.graph import Given, Graph, Kind, Op, Step
 from kforge.registry.ask import open_snapshot
 from kforge.registry.database import Registry
 from kforge.targets.noise import Noise, NoiseClass, save_noise
+from kforge.tuner.attempt import Attempt, Submission
 from kforge.tuner.tune import awaiting_engine
 from kforge.tuner.winners import Seconds, record_of
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tuner"))
+from imported_operators import stored
+
 PROBLEM = Problem.of("silu_mul", I=512)
+RELU = Graph((Given("x", ("B", 64), Kind.ARGUMENT),), (Step("y", Op.RELU, ("x",), ("B", 64)),), ("y",))
+RELU_SOURCE = """#include <kforge/abi.h>
+extern "C" void kforge_kernel(const kf_launch *launch) {
+    const float *x = static_cast<const float *>(launch->tensors[0].data);
+    float *out = static_cast<float *>(launch->tensors[1].data);
+    for (int64_t b = launch->thread; b < launch->axes[0]; b += launch->threads)
+        for (int64_t i = 64 * b; i < 64 * b + 64; ++i) out[i] = x[i] <= 0.0f ? 0.0f : x[i];
+}
+"""
 AXES = "I=512,T=8"
 SOURCE = """#include <kforge/abi.h>
 #include <kforge/math.h>
@@ -119,6 +136,45 @@ def test_a_missing_file_and_an_unknown_kind_of_file_are_bad_input(kforge, write,
     for file, says in ((tmp_path / "none.cc", "cannot read"), (write("x", "kernel.py"), "a kernel is C++")):
         done = kforge("try", file, "--op", "silu_mul", "--axes", AXES)
         assert (done.returncode, says in done.stderr) == (2, True)
+
+
+def test_kernels_of_an_imported_operator_are_relaxed_its_axes_known_and_it_goes_to_the_judge(
+    write, home: Path, monkeypatch
+):
+    """What is measured, and by whom it is judged, are other tests'."""
+    tried: list[Workload] = []
+
+    def attempt(candidate: Candidate, workload: Workload, rival: object, harness: object) -> Attempt:
+        assert candidate.numerics is NumericsClass.RELAXED
+        tried.append(workload)
+        return Attempt(candidate, workload, None, None, None, Cost(0, 0, ()), unmeasured="not in this test")
+
+    def judged(candidate: Candidate, *_: object) -> Submission:
+        verdict = Verdict(Decision.ACCEPTED, candidate.hash, "d", 0.5, 0.4, 0.6, 50, 5, 0.0)
+        return Submission(verdict, (("B", 4),), "the default", 7)
+
+    monkeypatch.setenv("KFORGE_HOME", str(home))
+    monkeypatch.setattr("kforge.tuner.attempt.attempt", attempt)
+    monkeypatch.setattr("kforge.tuner.tune_operator.hand_in", judged)
+    monkeypatch.setattr("kforge.harness.Harness", lambda *_, **__: contextlib.nullcontext())
+    stored(RELU, "only_relu", 4)
+    words = ["try", str(write(RELU_SOURCE)), "--op", "only_relu", "--submit"]
+    monkeypatch.setattr("sys.argv", ["kforge", *words])
+    done = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0 and [w.axes for w in tried] == [{"B": 4}]
+    submission = json.loads(done.stdout)["submission"]
+    assert (submission["decision"], submission["kernel"], submission["state"]) == ("accepted", 7, "promoted")
+
+
+@pytest.mark.slow
+def test_a_kernel_of_an_imported_operator_is_timed_and_compared(kforge, write, home: Path, monkeypatch):
+    monkeypatch.setenv("KFORGE_HOME", str(home))
+    stored(RELU, "only_relu", 4)
+    done = kforge("try", write(RELU_SOURCE), "--op", "only_relu", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 0, document
+    assert (document["numerics"], document["workload"].endswith("@B=4")) == ("relaxed", True)
+    assert document["submission"] is None and document["ratio"] is not None
 
 
 @pytest.mark.slow

@@ -46,7 +46,6 @@ CONDITIONS: dict[str, Function] = {
     "attention as wide as it has rows": lambda x: attention(x.T, x.T, x.T),
     "norm of groups over rows": lambda x: torch.nn.functional.group_norm(x.T, 1),
     "one number": lambda x: x.square().sum(),
-    "an argument that is changed": lambda x: torch.relu_(x) + 1,
 }
 
 
@@ -64,6 +63,46 @@ def test_attention_that_drops_values_is_refused() -> None:
 def test_bools_are_no_float32_to_return() -> None:
     with pytest.raises(Unsupported, match="returns something other than float32"):
         lowered_call(called(lambda x: x > 0))
+
+
+def in_a_part(x: torch.Tensor) -> torch.Tensor:
+    x[:, 0] = 0
+    return x.sum(1)
+
+
+CHANGING: dict[str, Function] = {
+    "whole": lambda x: torch.relu_(x) + 1,
+    "what it returns": lambda x: x.add_(1),
+    "a part": in_a_part,
+}
+
+
+@pytest.mark.parametrize("function", CHANGING.values(), ids=CHANGING)
+def test_an_argument_that_is_changed_in_place_is_refused_by_name(function: Function) -> None:
+    with pytest.raises(Unsupported, match=r"it changes its argument \w+ in place.* clone\(\)"):
+        lowered_call(called(function))
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x + self.calls.sum()
+
+
+def test_a_buffer_that_is_changed_in_place_is_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match="it changes its buffer calls in place"):
+        lowered_call(Call(Counting().eval(), (torch.randn(6, 8),)))
+
+
+def test_what_is_changed_in_a_copy_is_imported() -> None:
+    call = called(lambda x: torch.relu_(x.clone()) + 1)
+    made = lowered_call(call)
+    hold(call, made)
+    assert len(made.graph.outputs) == 1
 
 
 def changed(made: Lowered, old: Op, new: Op) -> Lowered:

@@ -161,3 +161,12 @@ def test_a_file_that_lacks_a_part_is_told(text: str, sentence: str) -> None:
 def test_a_result_that_says_nothing_is_flagged() -> None:
     assert flags_of(imported("hardly")[1]) == (CONSTANT,)
     assert flags_of(imported("gelu_softmax")[1]) == flags_of(imported("tall_product")[1]) == ()
+
+
+def test_the_guides_function_has_the_steps_that_its_kernel_takes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    text = page.partition("```python\n")[2].partition("```")[0]
+    inputs = (ExampleInput("x", (256, 1000)), ExampleInput("scale", (1000,)))
+    graph = graph_of(call_of(Source(text, "swish.py").executed({}), "swish", inputs, 1))
+    assert [(g.name, g.shape) for g in graph.given] == [("x", (AXIS, 1000)), ("scale", (1000,))]
+    assert [step.op for step in graph.steps] == [Op.SIGMOID, Op.MUL, Op.MUL]

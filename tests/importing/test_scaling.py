@@ -55,6 +55,14 @@ def test_a_factor_is_so_many_halvings() -> None:
     assert fitted(SOURCE, measured, Room(1, 1), "8").sizes == {"batch_size": 16, "inner": 2048}
 
 
+def test_a_factor_that_is_too_large_names_the_largest_one() -> None:
+    with pytest.raises(ImportFailure, match=r"--scale 65536 asks for 16 halvings.* after 15: give --scale 32768 at"):
+        fitted(SOURCE, measured, Room(1 << 40, 1 << 50), "65536")
+    assert fitted(SOURCE, measured, Room(1 << 40, 1 << 50), "32768").sizes["inner"] == 512
+    with pytest.raises(ImportFailure, match=r"--scale 2 asks for 1 halving, .* give --scale none"):
+        fitted(SOURCE, lambda scaling: Extent(1, 1), Room(1 << 40, 1 << 50), "2")
+
+
 def test_what_never_fits_says_by_how_much() -> None:
     with pytest.raises(ImportFailure, match=r"it takes \d+ MiB and 0 G operations a call, 0 MiB and .* would fit"):
         fitted(SOURCE, measured, Room(1000, 1 << 50), "auto")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 import run_folders
 from rich.console import Console
 from rich.table import Table
+from typer.testing import CliRunner
 
-from kforge.cli.run_tables import engine_table, problem_table, rate_table
-from kforge.cli.tables import folding
+from kforge.cli.run_tables import engine_table, limit_lines, problem_table, rate_table
+from kforge.cli.runs import app as runs
+from kforge.cli.tables import folding, show
 from kforge.core.summary import Summary
 from kforge.engine.measure import Figure
 from kforge.tuner.promotion import EngineVerdict
@@ -64,6 +67,43 @@ def test_every_row_ends_in_a_border_and_every_letter_of_every_cell_is_there(name
         letters = re.sub(r"\s", "", shown)
         for cell in column.cells:
             assert re.sub(r"\s", "", str(cell)) in letters, cell
+
+
+@pytest.mark.parametrize("width", ["40", "80", "200"])
+def test_names_that_people_copy_are_never_broken(width: str, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("COLUMNS", width)
+    table = folding("run", "of", "came to", whole=("run",))
+    names = ["20261130-173100-gelu-softmax-ab12", "20261130-173100-a-name-of-thirty-two-letters-yes-ab12"]
+    for name in names:
+        table.add_row(name, "a-model-of-a-name.gguf", "finished, 45 trials (4 failed), 1 accepted")
+    show(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(name in line for line in lines) for name in names)
+    if width == "80":
+        assert max(map(len, lines)) <= 80
+    others = "".join("".join(line.strip("│").split("│")[1:]) for line in lines if line.startswith("│"))
+    assert "finished" in others.replace(" ", "")
+
+
+def test_runs_are_listed_with_whole_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with run_folders.start(tmp_path, "a-model-of-a-rather-long-name") as run:
+        run_folders.search(run)
+        run_folders.finish(run)
+    text = CliRunner().invoke(runs, ["list", "--runs-dir", str(tmp_path)], env={"COLUMNS": "80"}).stdout
+    assert any(run.id in line for line in text.splitlines())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_kernels_above_the_limit_send_to_the_probe(tmp_path: Path):
+    with run_folders.start(tmp_path) as run:
+        run_folders.search(run)
+    view = view_of(run.path)
+    assert limit_lines(view) == []
+    tasks = tuple(dataclasses.replace(task, buckets=tuple(dataclasses.replace(b, limit=1.0) for b in task.buckets))
+                  for task in view.tasks)
+    (line,) = limit_lines(dataclasses.replace(view, tasks=tasks))
+    assert line.startswith("3 buckets above 100 %") and "kforge target probe" in line
 
 
 def test_cells_are_no_markup_and_move_no_cursor():

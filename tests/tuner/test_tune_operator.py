@@ -7,20 +7,29 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from imported_operators import FIXED, NAME, SOFTMAX, stored, template
 
 from kforge.backends.generic import TemplateText
+from kforge.backends.handwritten import from_file
+from kforge.cli.run_document import buckets_of
+from kforge.cli.run_tables import python_lines
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState, Tier
-from kforge.core.trial import Decision, NumericsClass, RejectReason, Timing, Trial, Verdict
+from kforge.core.target import Target
+from kforge.core.trial import Candidate, Decision, NumericsClass, RejectReason, Timing, Trial, Verdict
+from kforge.core.workload import Workload
+from kforge.harness.proof import Provenance
 from kforge.operators.imported import Imported
 from kforge.registry.ask import ABI_VERSION, ask
 from kforge.registry.database import Registry
 from kforge.targets import host, load_target
+from kforge.targets.files import save_target
 from kforge.tuner import tune_operator as tuning
+from kforge.tuner.contenders import Incumbent
 from kforge.tuner.finals import bucket_shapes
 from kforge.tuner.generated import placed
 from kforge.tuner.journal import Event, RunFolder, trial_to_json
@@ -33,7 +42,7 @@ from kforge.tuner.report_outcomes import PROMOTED, engine_states
 from kforge.tuner.report_text import told
 from kforge.tuner.run_view import RunView, view_of
 from kforge.tuner.serving import Serving
-from kforge.tuner.tune_operator import imported, operator_task, promote_judged, tune_operator
+from kforge.tuner.tune_operator import hand_in, imported, operator_task, promote_judged, tune_operator
 
 OPTIONS = TuneOptions(operator=NAME, batches=(), threads=1, budget_seconds=120.0)
 TARGET = load_target("zen4")
@@ -55,9 +64,16 @@ SLOW, FAST = _ROWS % "for (volatile int spin = 0; spin < 4000; ++spin) {}", _ROW
 TEXTS = [TemplateText("plain", template(SLOW)), TemplateText("a_better_one", template(FAST))]
 
 
+@pytest.fixture(scope="session")
+def machine() -> Target:
+    """Probed once, where a data folder for each test would have it probed for each."""
+    return host()
+
+
 @pytest.fixture
-def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Imported:
+def operator(machine: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Imported:
     monkeypatch.setenv("KFORGE_HOME", str(tmp_path / "home"))
+    save_target(machine, tmp_path / "home" / "targets" / "host.toml")
     return stored()
 
 
@@ -183,6 +199,72 @@ def test_a_report_of_such_a_run_speaks_of_no_engine_and_no_tokens(operator: Impo
     assert NAME in lines and "table" not in lines and "1 kernel promoted" in lines
 
 
+def test_json_has_each_buckets_verdict_and_the_kernel_that_came_of_it(operator: Imported, tmp_path: Path) -> None:
+    view = journal(tmp_path / "runs", operator)
+    stored_kernel = dataclasses.replace(record(operator, view.id), candidate_hash="c1", id=7,
+                                        state=KernelState.PROMOTED)
+    others = [dataclasses.replace(stored_kernel, id=8, run="another"),
+              dataclasses.replace(stored_kernel, id=9, bucket=(("B", 4),))]
+    (bucket,) = buckets_of(view, [*others, stored_kernel])
+    assert (bucket["bucket"], bucket["trials"], bucket["failed"], bucket["outcome"]) == ("B=24", 2, 0, PROMOTED)
+    assert (bucket["kernel"], bucket["state"]) == (7, "promoted")
+    assert (bucket["default_seconds"], bucket["best_seconds"], bucket["limit_seconds"]) == (4e-6, 2e-6, 1e-6)
+    verdict = bucket["verdict"]
+    assert (verdict["decision"], verdict["gain"], verdict["lower"], verdict["upper"]) == ("accepted", 0.9, 0.8, 1.0)
+    json.dumps(bucket)
+    (unstored,) = buckets_of(view, [])
+    assert unstored["kernel"] is None and unstored["verdict"] == verdict
+    (going_on,) = buckets_of(journal(tmp_path / "other", operator, finished=False), [])
+    assert "when the run ends" in going_on["outcome"]
+
+
+def test_the_end_tells_how_python_finds_the_kernel(operator: Imported, tmp_path: Path) -> None:
+    view = journal(tmp_path, operator)
+    lines = python_lines(view, Serving(1, 1, engine=False))
+    assert any(line.strip() == f'kernel = ask(open_snapshot(), "{NAME}", {{"B": 24}}).kernel' for line in lines)
+    assert python_lines(view, Serving(0, 0, engine=False)) == []
+    of_a_model = dataclasses.replace(view, options=TuneOptions(model="m"))
+    assert python_lines(of_a_model, Serving(1, 1)) == []
+
+
+class Bench:
+    """A harness whose judge says what it is told to."""
+
+    provenance = Provenance(False, ())
+
+    def __init__(self, decision: Decision) -> None:
+        self.target, self.decision = host(), decision
+        self.judged: list[dict[str, int]] = []
+
+    def judge(self, candidate: Candidate, incumbent: Candidate, shapes: Sequence[Workload]) -> Verdict:
+        self.judged = [workload.axes for workload in shapes]
+        return Verdict(self.decision, candidate.hash, incumbent.hash, 0.5, 0.4, 0.6, 50, 5, 0.01)
+
+    def evaluate(self, candidate: Candidate, workload: Workload) -> Trial:
+        return Trial(candidate.hash, workload.key, (), candidate.template, Timing(1e-6, 0.01, 5, 40))
+
+
+@pytest.mark.parametrize("decision", [Decision.ACCEPTED, Decision.REJECTED])
+def test_a_kernel_that_is_handed_in_serves_on_the_judges_word(operator: Imported, tmp_path: Path,
+                                                              decision: Decision) -> None:
+    (file := tmp_path / "mine.cc.j2").write_text(template(FAST))
+    candidate = from_file(file, operator.problem, host(), {}, NumericsClass.RELAXED)
+    default = dataclasses.replace(candidate, source="// the generated default")
+    bench = Bench(decision)
+    with Registry.open() as registry:
+        handed = hand_in(candidate, Workload.of(operator.problem, B=20), Incumbent(default, None, "the default"),
+                         bench, registry)  # type: ignore[arg-type]
+        assert bench.judged == [{"B": 24}, {"B": 17}] and handed.bucket == (("B", 24),)
+        answer = ask(registry.snapshot(), NAME, {"B": 20}, host())
+        if decision is Decision.REJECTED:
+            assert handed.kernel is None and answer.kernel is None
+            return
+        assert answer.kernel is not None and answer.kernel.id == handed.kernel
+        assert (answer.kernel.numerics, answer.kernel.proposer) == (NumericsClass.RELAXED, "hand")
+        told_ = [(event.state, event.reason) for event in registry.events(answer.kernel.id)]
+        assert told_[-1] == (KernelState.PROMOTED, tuning.ON_THE_JUDGES_WORD)
+
+
 def test_a_run_that_goes_on_says_that_its_end_promotes(operator: Imported, tmp_path: Path) -> None:
     (state,) = engine_states(journal(tmp_path, operator, finished=False)).values()
     assert "when the run ends" in state
@@ -253,6 +335,11 @@ def test_the_command_tunes_what_was_generated_from_a_graph(operator: Imported, t
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["trials"] > 0 and result["table"] == [] and result["engine"] == []
+    assert result["folder"] == str(runs / result["run"]) and result["seconds"] > 0
+    (bucket,) = result["buckets"]
+    assert bucket["bucket"] == "B=24" and bucket["trials"] > 0 and bucket["best_seconds"] > 0
+    assert (bucket["kernel"] is not None) == (result["serving"]["promoted"] > 0)
+    assert "searching" in done.stderr  # what goes on is told beside the JSON
     found = json.loads(kforge(home, "lookup", NAME, "--json").stdout)
     assert (found["kernel"] is not None) == (result["serving"]["kernels"] > 0)
     shown = kforge(home, "runs", "show", result["run"], "--runs-dir", str(runs))
