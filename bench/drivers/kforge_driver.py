@@ -26,6 +26,7 @@ class Driver:
 
         A decode run times the steps after every sequence has its first token, so all of them are full decode steps.
         """
+        self.engine.forget_prefixes()  # every run has the same prompts
         if mode == "prefill":
             self.engine.add(
                 [self.token(p) for p in range(depth + tokens)], SamplingParams(max_tokens=1, ignore_eos=True)

@@ -14,11 +14,13 @@ from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_KV_TOKENS, PAG
 from kforge.core.errors import KforgeError
 from kforge.engine import request
 from kforge.engine.block_manager import BlockManager
+from kforge.engine.choice import ConstraintError, choose, score_prompt
+from kforge.engine.drafting import Speculation, guessing
 from kforge.engine.memory import require_memory
 from kforge.engine.request import Completion, FinishReason, Output, SamplingParams
 from kforge.engine.runner import KernelUse, Runner, RunnerOptions
-from kforge.engine.sampling import sample
-from kforge.engine.scheduler import Scheduled, Scheduler
+from kforge.engine.scheduler import PrefixStats, Scheduled, Scheduler
+from kforge.engine.stats import EngineStats
 from kforge.engine.steps import StepLimits
 from kforge.engine.text import TextStream
 
@@ -30,35 +32,23 @@ if TYPE_CHECKING:
 LogitsObserver = Callable[[int, int, np.ndarray], None]
 
 
-@dataclass(frozen=True)
-class EngineStats:
-    """Totals since the start (or ``reset_stats``). Seconds are wall time inside ``step``."""
-
-    steps: int = 0
-    computed_tokens: int = 0  # prompt and decode, recomputation included
-    generated_tokens: int = 0
-    preemptions: int = 0
-    seconds: float = 0.0
-    runner_seconds: float = 0.0  # inside the program (or torch)
-
-    @property
-    def python_share(self) -> float:
-        """Part of the time that scheduling, filling buffers, sampling and detokenising took."""
-        return 1.0 - self.runner_seconds / self.seconds if self.seconds else 0.0
-
-
 class Engine:
     """Continuous batching over a paged KV cache.
 
     ``kernels``: "none" (torch on weights dequantised once, in ``torch_dtype``), "default" (shipped templates at their
     defaults), "tuned" (the registry's, the default where it has none), or a ``KernelSet``. With exact kernels logits do
-    not depend on the batch, the chunking or preemption, bit for bit; torch makes no such promise.
+    not depend on the batch, the chunking, the prefix cache, preemption or speculation, bit for bit; torch makes no
+    such promise.
     ``kv``: element type of the cache ("f32", "bf16", "f16"); ``act``: "a8" or "f32" activations of integer-quantised
     weights (None: a8). ``kv_tokens``: positions that the cache holds in all. ``rows``: panel height of packed weights
     (None: the kernel set's choice). ``text`` False: outputs carry ids only, no tokenizer is needed.
     ``weights``: packed weights to share with other engines on kernels for the same model. ``isolate``: kernels run in
     a locked-down process of their own (None: when the kernel set has any from elsewhere); a kernel that crashes, hangs
     or does what it must not is then a ``KforgeError`` that names it.
+    ``prefix_cache``: what is computed is found again by later prompts that begin alike.
+    ``max_prefill_tokens_per_step``: prompt tokens of a step in which others decode, which bounds how long those wait
+    (None: the step's whole budget).
+    ``speculate``: "ngram" guesses tokens by prompt look-up, where that pays; or a ``Speculation`` of this engine's own.
     Raises ``KforgeError`` for a model that does not fit into memory.
     """
 
@@ -66,20 +56,29 @@ class Engine:
                  kv: str = DEFAULT_KV, act: str | None = None, max_tokens_per_step: int = STEP_TOKENS,
                  max_sequences: int = 64, kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None,
                  torch_dtype: str = "f32", text: bool = True, weights: Weights | None = None,
-                 isolate: bool | None = None) -> None:
-        if max_sequences < 1 or max_tokens_per_step < 1 or kv_tokens < 1:
-            raise KforgeError("max_sequences, max_tokens_per_step and kv_tokens must be at least 1.")
+                 isolate: bool | None = None, prefix_cache: bool = True,
+                 max_prefill_tokens_per_step: int | None = None, speculate: str | Speculation | None = None) -> None:
+        prefill = max_tokens_per_step if max_prefill_tokens_per_step is None else max_prefill_tokens_per_step
+        if min(max_sequences, max_tokens_per_step, kv_tokens, prefill) < 1:
+            raise KforgeError("max_sequences, max_tokens_per_step, max_prefill_tokens_per_step and kv_tokens must be "
+                              "at least 1.")
+        self._speculation = guessing(speculate) if isinstance(speculate, str) else speculate
+        max_sequences = min(max_sequences, max_tokens_per_step)
+        # A single sequence's guesses want more rows of logits than it has sequences.
+        drafted = self._speculation.max_draft if self._speculation else 0
+        most_rows = max(max_sequences, min(1 + drafted, max_tokens_per_step))
         pages = -(-kv_tokens // PAGE_TOKENS)
         options = RunnerOptions(threads, kv, act or DEFAULT_ACT, rows, torch_dtype, isolate)
         self.model = model
-        self.limits = StepLimits(max_tokens_per_step, min(max_sequences, max_tokens_per_step), pages, PAGE_TOKENS,
+        self.limits = StepLimits(max_tokens_per_step, most_rows, pages, PAGE_TOKENS,
                                  min(model.config.context_length, pages * PAGE_TOKENS))
         self.on_logits: LogitsObserver | None = None  # gets (sequence, position of the token to choose, f32[V] view)
         # Before even the list of pages is made: asked for too much, the system would kill some process, maybe another.
         per_token = model.config.kv_bytes_per_token(4 if kv == "f32" else 2)
         require_memory(model.config.name, 0, pages * PAGE_TOKENS * per_token)
-        self._blocks = BlockManager(pages, PAGE_TOKENS)
-        self._scheduler = Scheduler(self._blocks, self.limits.max_tokens, self.limits.max_sequences)
+        self._blocks = BlockManager(pages, PAGE_TOKENS, prefix_cache)
+        self._scheduler = Scheduler(self._blocks, max_tokens_per_step, max_sequences, max_prefill_tokens=prefill,
+                                    max_rows=most_rows, drafter=self._speculation)
         self._runner = _make_runner(model, kernels, self.limits, options, weights)
         self._has_text = text
         self._sequences: dict[int, _InFlight] = {}
@@ -114,15 +113,35 @@ class Engine:
         """Drops a request, wherever it is. Unknown ids (already finished) are ignored."""
         if flight := self._sequences.pop(sequence, None):
             self._scheduler.abort(flight.sequence)
+            self._forget_drafts(sequence)
 
     @property
     def idle(self) -> bool:
         return self._scheduler.idle
 
+    @property
+    def waiting(self) -> int:
+        """Requests that hold no pages: new ones, and those that were preempted."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages of the KV cache that running requests hold, shared ones counted once."""
+        return self._blocks.pages - self._blocks.free_pages
+
+    @property
+    def pages_kept(self) -> int:
+        """Pages that nobody holds, whose contents a later prompt may share."""
+        return self._blocks.kept_pages
+
     # Steps
 
     def step(self) -> list[Output]:
-        """Computes one step; one output for every sequence that got a token. Empty when idle or amid a long prompt."""
+        """Computes one step; an output for every token that a sequence got. Empty when idle or amid a long prompt."""
         began = perf_counter()
         batch = self._scheduler.schedule()
         if not batch:
@@ -134,33 +153,76 @@ class Engine:
         outputs = self._advance(batch)
         self._steps += 1
         self._computed += shape.tokens
-        self._generated += len(outputs)
         self._runner_seconds += after - before
-        self._seconds += perf_counter() - began
+        seconds = perf_counter() - began
+        self._seconds += seconds
+        if self._speculation is not None and shape.tokens == shape.rows:  # nothing but decoding
+            self._speculation.passed(shape.sequences, shape.tokens, seconds)
         return outputs
 
     def _advance(self, batch: list[Scheduled]) -> list[Output]:
-        outputs = []
+        outputs: list[Output] = []
         row = 0
         for item in batch:
-            sequence = item.sequence
-            sequence.computed += item.count
-            if item.samples:
-                outputs.append(self._choose(sequence, row))
-                row += 1
+            flight = self._sequences.get(item.sequence.id)
+            if flight is not None:  # else it was dropped while others of this step were served
+                if item.rows and item.sequence.params.prompt_logprobs is not None:
+                    self._score_prompt(item, row)
+                if item.samples:
+                    self._sample(item, row + item.rows - 1 - len(item.drafts), flight, outputs)
+                else:
+                    self._scheduler.advance(item.sequence, item.count)
+            row += item.rows
         return outputs
 
-    def _choose(self, sequence: request.Sequence, row: int) -> Output:
-        """Takes the sequence's next token from ``row`` of the step's results, and ends the sequence when it must."""
-        params, position = sequence.params, sequence.wanted
+    def _score_prompt(self, item: Scheduled, row: int) -> None:
+        first = item.start + item.count - item.rows
+        score_prompt(self._runner.logits[row : row + item.rows], first, item.sequence)
+
+    def _sample(self, item: Scheduled, row: int, flight: _InFlight, outputs: list[Output]) -> None:
+        """Takes the sequence's next tokens, the first one from ``row``, for as long as they are what was drafted."""
+        sequence, drafts = item.sequence, item.drafts
+        accepted = 0
+        while True:
+            output = self._choose(flight, row + accepted)
+            if output is None:
+                return
+            outputs.append(output)
+            if accepted == len(drafts) or output.finish is not None or output.token != drafts[accepted]:
+                break
+            accepted += 1
+        # What was computed behind the last token taken is no part of the text: it is computed again, in the same slots.
+        self._scheduler.advance(sequence, item.count - len(drafts) + accepted)
+        self._passes += 1
+        self._generated += accepted + (output.token >= 0)
+        if self._speculation is not None:
+            self._drafted += len(drafts)
+            self._accepted += accepted
+            self._speculation.learn(sequence, accepted + (output.token >= 0))
+        if output.finish is not None:
+            sequence.finish = output.finish
+            self._scheduler.finish(sequence)
+            del self._sequences[sequence.id]
+            self._forget_drafts(sequence.id)
+
+    def _choose(self, flight: _InFlight, row: int) -> Output | None:
+        """The sequence's next token, from ``row`` of the step's results. None: the observer dropped the sequence."""
+        sequence, text = flight.sequence, flight.text
+        params, position = sequence.params, len(sequence.tokens)
         if self.on_logits is not None:
             self.on_logits(sequence.id, position, self._runner.logits[row])
-        if params.temperature == 0.0:
+            if sequence.id not in self._sequences:
+                return None
+        likely = None
+        if params.plain_greedy:
             token = int(self._runner.greedy[row])
         else:
-            token = sample(self._runner.logits[row], params, position)
+            try:
+                token, likely = choose(self._runner.logits[row], sequence)
+            except ConstraintError as error:
+                rest = "" if text is None else text.end()
+                return Output(sequence.id, -1, rest, FinishReason.FAILED, error=str(error))
         sequence.tokens.append(token)
-        text = self._sequences[sequence.id].text
         ended = token in self._stop_ids and not params.ignore_eos
         piece = "" if text is None or ended else text.push(token)
         finish = None
@@ -168,34 +230,43 @@ class Engine:
             finish = FinishReason.END
         elif text is not None and text.stopped:
             finish = FinishReason.STOP
-        elif sequence.wanted >= sequence.limit:
+        elif position + 1 >= sequence.limit:
             finish = FinishReason.LENGTH
-        if finish is not None:
-            if text is not None:
-                piece += text.end()
-            sequence.finish = finish
-            self._scheduler.finish(sequence)
-            del self._sequences[sequence.id]
-        return Output(sequence.id, token, piece, finish)
+        if finish is not None and text is not None:
+            piece += text.end()
+        if params.prompt_logprobs is not None and position == sequence.prompt_length:
+            return Output(sequence.id, token, piece, finish, likely, prompt_logprobs=tuple(sequence.prompt_rows))
+        return Output(sequence.id, token, piece, finish, likely)
+
+    def _forget_drafts(self, sequence: int) -> None:
+        if self._speculation is not None:
+            self._speculation.drop(sequence)
 
     # Whole requests
 
     def generate(self, prompts: Sequence[Sequence[int]],
                  params: SamplingParams | Sequence[SamplingParams] = SamplingParams()) -> list[Completion]:  # noqa: B008
-        """Runs all prompts together to their end; completions in the order of the prompts."""
+        """Runs all prompts together to their end; completions in the order of the prompts. When one of them fails, or a
+        step does, all are dropped."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         ids = [self.add(prompt, p) for prompt, p in zip(prompts, each, strict=True)]
         open_, tokens, pieces = set(ids), {i: list[int]() for i in ids}, {i: list[str]() for i in ids}
         finish: dict[int, FinishReason] = {}
-        while open_:
-            for output in self.step():
-                if output.sequence not in open_:
-                    continue
-                tokens[output.sequence].append(output.token)
-                pieces[output.sequence].append(output.text)
-                if output.finish is not None:
-                    finish[output.sequence] = output.finish
-                    open_.remove(output.sequence)
+        try:
+            while open_:
+                for output in self.step():
+                    if output.sequence not in open_:
+                        continue
+                    if output.error is not None:
+                        raise KforgeError(output.error)
+                    tokens[output.sequence].append(output.token)
+                    pieces[output.sequence].append(output.text)
+                    if output.finish is not None:
+                        finish[output.sequence] = output.finish
+                        open_.remove(output.sequence)
+        finally:
+            for i in open_:
+                self.abort(i)
         return [Completion(i, tuple(tokens[i]), "".join(pieces[i]), finish[i]) for i in ids]
 
     def stream(self, prompt_ids: Sequence[int], params: SamplingParams = SamplingParams()) -> Iterator[Output]:  # noqa: B008
@@ -219,7 +290,7 @@ class Engine:
         try:
             for start in range(0, len(tokens), size):
                 count = min(size, len(tokens) - start)
-                shape = self._runner.inputs.fill([Scheduled(sequence, start, count, True)], every_row=True)
+                shape = self._runner.inputs.fill([Scheduled(sequence, start, count, rows=count)])
                 self._runner.run(shape)
                 out[start : start + count] = self._runner.logits[:count]
         finally:
@@ -230,12 +301,20 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
+        prefix = self._scheduler.prefix
         return EngineStats(self._steps, self._computed, self._generated, self._scheduler.preemptions, self._seconds,
-                           self._runner_seconds)
+                           self._runner_seconds, prefix.queries, prefix.query_tokens, prefix.hit_tokens, self._passes,
+                           self._drafted, self._accepted)
 
     def reset_stats(self) -> None:
         self._steps = self._computed = self._generated = self._scheduler.preemptions = 0
+        self._passes = self._drafted = self._accepted = 0
         self._seconds = self._runner_seconds = 0.0
+        self._scheduler.prefix = PrefixStats()
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache: prompts are computed as if nobody had asked before."""
+        self._blocks.forget()
 
     @property
     def isolated(self) -> bool:
@@ -247,7 +326,7 @@ class Engine:
         return self._runner.kernels_used()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless pages are exactly those that running sequences hold."""
+        """Raises AssertionError unless pages are exactly those that running sequences hold, known by the right keys."""
         self._scheduler.check_integrity()
 
     def close(self) -> None:

@@ -76,6 +76,7 @@ def run_once(engine: Engine, setting: Setting, seed: int) -> Sample:
     rng = np.random.default_rng(seed)
     params = SamplingParams(max_tokens=setting.decode + 1, ignore_eos=True)
     prompts = rng.integers(0, engine.model.config.vocab, (setting.batch, setting.prompt))
+    engine.forget_prefixes()  # other settings draw the same tokens from the same seed
     waiting = {engine.add(prompt.tolist(), params) for prompt in prompts}
     if setting.decode:
         while waiting:

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from kforge.core.errors import KforgeError
+
+Logprobs = tuple[tuple[int, float], ...]  # (token, natural logarithm of its probability)
+
+
+class Constraint(Protocol):
+    """Which tokens an answer may go on with, for instance by a grammar."""
+
+    def allowed(self, tokens: Tokens[int]) -> np.ndarray | None:
+        """bool[V] (shorter: the rest is not allowed): what may follow the answer's ``tokens``; None: anything.
+
+        ``tokens`` are those of the answer so far, without the prompt; what is returned must depend on them alone. At
+        least one token must be allowed, the end token when nothing else is; what raises, or allows nothing, ends
+        this request with ``FinishReason.FAILED`` and no other.
+        """
 
 
 @dataclass(frozen=True)
@@ -15,6 +33,9 @@ class SamplingParams:
 
     ``temperature`` 0 is greedy. Filters apply after the temperature, in this order: ``top_k`` (0: off), ``top_p``
     (1: off; the fewest most probable tokens whose mass reaches it), ``min_p`` (0: off; relative to the most probable).
+    ``logprobs`` n: outputs carry the log probability of their token and of the n most probable ones, by the model alone
+    (temperature 1, no filter, no constraint); ``prompt_logprobs`` the same of the prompt's tokens, all with the first
+    output. ``priority``: higher runs first. What ``constraint`` does not allow is never chosen.
     """
 
     temperature: float = 0.0
@@ -25,6 +46,10 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     max_tokens: int = 128
     ignore_eos: bool = False  # benchmarks decode a fixed number of tokens
+    logprobs: int | None = None
+    priority: int = 0
+    constraint: Constraint | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         rules = (
@@ -34,6 +59,9 @@ class SamplingParams:
             (0 <= self.min_p <= 1, f"min_p must be between 0 and 1, got {self.min_p}"),
             (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}"),
             (all(self.stop), "a stop string must not be empty"),
+            (self.logprobs is None or self.logprobs >= 0, f"logprobs must be 0 or more, got {self.logprobs}"),
+            (self.prompt_logprobs is None or self.prompt_logprobs >= 0,
+             f"prompt_logprobs must be 0 or more, got {self.prompt_logprobs}"),
         )
         for holds, sentence in rules:
             if not holds:
@@ -43,11 +71,17 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @cached_property
+    def plain_greedy(self) -> bool:
+        """Whether the most probable token is all that is wanted of the logits."""
+        return self.temperature == 0.0 and self.logprobs is None and self.constraint is None
+
 
 class FinishReason(StrEnum):
     END = "end"  # the model's own end token
     STOP = "stop"  # a stop string
     LENGTH = "length"  # max_tokens, or the model's longest context
+    FAILED = "failed"  # its constraint raised or allowed nothing: ``Output.error`` says what
 
 
 @dataclass(eq=False)
@@ -56,7 +90,7 @@ class Sequence:
     ``computed`` of them are there, in the pages of ``table``."""
 
     id: int
-    tokens: list[int]
+    tokens: list[int]  # append-only
     prompt_length: int
     params: SamplingParams
     limit: int  # longest context it may reach
@@ -65,6 +99,13 @@ class Sequence:
     table_version: int = 0  # changes whenever the table starts afresh, so that copies know when they are stale
     finish: FinishReason | None = None
     preemptions: int = 0
+    prompt_rows: list[Logprobs] = field(default_factory=list)  # entry i is of token i + 1; see wants_prompt_rows
+    # The scheduler's: the order of service, and the prefix cache's keys of full pages of ``tokens``. The first
+    # ``published`` pages of the table are full and computed; the prompt's up to ``promised`` are to come.
+    rank: tuple[int, int] = (0, 0)
+    keys: list[bytes] = field(default_factory=list)
+    published: int = 0
+    promised: int = 0
 
     @property
     def wanted(self) -> int:
@@ -74,14 +115,28 @@ class Sequence:
     def generated(self) -> list[int]:
         return self.tokens[self.prompt_length :]
 
+    @property
+    def wants_prompt_rows(self) -> bool:
+        """Whether logits inside the prompt are still wanted, so that none of it may be taken from the prefix cache."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_rows) < self.prompt_length - 1
+
 
 class Output(NamedTuple):
-    """One new token of one sequence. ``text`` is what became printable by it (complete UTF-8, no stop string)."""
+    """One new token of one sequence. ``text`` is what became printable by it (complete UTF-8, no stop string).
+
+    A step may bring several of one sequence, in their order (accepted drafts). ``logprobs`` are (token, natural
+    logarithm of its probability): the chosen one, then the ``SamplingParams.logprobs`` most probable, best first (the
+    chosen one may be among them). ``prompt_logprobs`` come with the first output: one entry for every token of the
+    prompt from the second on. A request that failed ends with ``token`` -1 and a sentence in ``error``.
+    """
 
     sequence: int
     token: int
     text: str
     finish: FinishReason | None = None
+    logprobs: Logprobs | None = None
+    error: str | None = None
+    prompt_logprobs: tuple[Logprobs, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,32 @@
-"""From logits to a token.
+"""From logits to a token, and to log probabilities.
 
 A row is always treated alone, with arrays of one shape: vector and tail paths of numpy's ``exp`` may differ in the last
-bit, so a row inside a larger array could come out differently, and sampled text must not depend on the batch.
+bit, so a row inside a larger array could come out differently, and sampled text must not depend on the batch. (Under a
+constraint the shape is the number of allowed tokens, a function of the answer so far.)
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from kforge.core.errors import KforgeError
 from kforge.engine.request import SamplingParams
 
 _MASK = (1 << 64) - 1
 _HEAD = 1024  # candidates for top_p that are sorted first; a full sort follows only when their mass does not reach it
+
+
+class Distribution(NamedTuple):
+    """What a token is drawn from: the ids that survived constraint and filters, ascending, and their weights f64[n],
+    which are proportional to their probabilities. ``ids`` None: the whole vocabulary."""
+
+    ids: np.ndarray | None
+    weights: np.ndarray
+
+    def id(self, at: int) -> int:
+        return at if self.ids is None else int(self.ids[at])
 
 
 def uniform(seed: int, position: int) -> float:
@@ -23,26 +38,65 @@ def uniform(seed: int, position: int) -> float:
     return (value >> 11) * 2.0**-53
 
 
-def sample(logits: np.ndarray, params: SamplingParams, position: int) -> int:
+def sample(logits: np.ndarray, params: SamplingParams, position: int, allowed: np.ndarray | None = None) -> int:
     """Token for ``position`` from its logits f32[V]: the inverse of the filtered distribution's sum at ``uniform``.
 
-    ``temperature`` 0 takes the largest logit (lowest id among equals), as the argmax operator does.
+    ``temperature`` 0 takes the largest logit (lowest id among equals), as the argmax operator does. ``allowed``: see
+    ``distribution``.
     """
     if params.greedy:
-        return int(logits.argmax())
-    scaled = logits.astype(np.float64)
+        ids = _allowed_ids(allowed)
+        return int(logits.argmax()) if ids is None else int(ids[logits[ids].argmax()])
+    found = distribution(logits, params, allowed)
+    total = np.cumsum(found.weights)
+    at = int(np.searchsorted(total, uniform(params.seed, position) * total[-1], side="right"))
+    return found.id(min(at, len(total) - 1))
+
+
+def distribution(logits: np.ndarray, params: SamplingParams, allowed: np.ndarray | None = None) -> Distribution:
+    """The distribution that ``params`` make of logits f32[V]; ``params.temperature`` must be above 0.
+
+    ``allowed`` bool[n], n <= V: the tokens that a constraint allows, those from n on not among them; None: all.
+    Temperature and filters see these alone. Raises ``KforgeError`` when it allows none.
+    """
+    ids = _allowed_ids(allowed)
+    scaled = (logits if ids is None else logits[ids]).astype(np.float64)
     scaled -= scaled.max()
     scaled /= params.temperature
     kept = _kept(scaled, params)
     weights = np.exp(scaled if kept is None else scaled[kept])
-    total = np.cumsum(weights)
-    at = int(np.searchsorted(total, uniform(params.seed, position) * total[-1], side="right"))
-    at = min(at, len(total) - 1)
-    return at if kept is None else int(kept[at])
+    if kept is not None:
+        ids = kept if ids is None else ids[kept]
+    return Distribution(ids, weights)
+
+
+def log_probabilities(logits: np.ndarray, token: int, top: int) -> tuple[tuple[int, float], ...]:
+    """(token, natural logarithm of its probability) from logits f32[V] at temperature 1 without any filter: ``token``
+    first, then the ``top`` most probable ones, best first (lower ids first among equals), ``token`` perhaps among them.
+    """
+    scaled = logits.astype(np.float64)
+    scaled -= scaled.max()
+    scaled -= np.log(np.exp(scaled).sum())
+    chosen = ((int(token), float(scaled[token])),)
+    if top <= 0:
+        return chosen
+    best = _top_k(scaled, top) if top < len(scaled) else np.arange(len(scaled))
+    best = best[np.argsort(-scaled[best], kind="stable")]
+    return chosen + tuple((int(i), float(scaled[i])) for i in best)
+
+
+def _allowed_ids(allowed: np.ndarray | None) -> np.ndarray | None:
+    """Ids that a constraint allows, ascending (None: all)."""
+    if allowed is None:
+        return None
+    ids = np.flatnonzero(allowed)
+    if not len(ids):
+        raise KforgeError("The request's constraint allows no token at all.")
+    return ids
 
 
 def _kept(scaled: np.ndarray, params: SamplingParams) -> np.ndarray | None:
-    """Ids that survive the filters, ascending (None: all). ``scaled`` has its maximum at 0."""
+    """Indices that survive the filters, ascending (None: all). ``scaled`` has its maximum at 0."""
     kept = _top_k(scaled, params.top_k) if 0 < params.top_k < len(scaled) else None
     if params.top_p < 1.0:
         kept = _top_p(scaled, kept, params.top_p)

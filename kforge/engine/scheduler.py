@@ -2,68 +2,104 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
-from kforge.engine.block_manager import BlockManager
+from kforge.engine.block_manager import BlockManager, Key
 from kforge.engine.request import Sequence
 
+AGEING_STEPS = 1000  # a level of priority is worth this many steps of waiting
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """Tokens ``start`` .. ``start + count - 1`` of ``sequence`` are computed in this step."""
+
+class Scheduled(NamedTuple):
+    """Tokens ``start`` .. ``start + count - 1`` of ``sequence`` are computed in this step, the last ones of them
+    ``drafts``: guesses that are not among the sequence's tokens."""
 
     sequence: Sequence
     start: int
     count: int
-    samples: bool  # the chunk reaches the last wanted token: its logits choose the next one
+    rows: int  # logits are wanted after each of the last ``rows`` tokens
+    samples: bool = False  # the chunk reaches the last wanted token: its logits choose the next one
+    drafts: tuple[int, ...] = ()
+
+
+class Drafter(Protocol):
+    """Guesses tokens ahead (``kforge.engine.drafting.Speculation``)."""
+
+    def propose(self, sequences: Items[Sequence], rooms: Items[int], spare: int) -> list[list[int]]:
+        """A draft for each sequence, of at most its room, of at most ``spare`` tokens in all; empty where none pays."""
 
 
 class Scheduler:
     """Moves each sequence's computed tokens towards its wanted tokens, inside a budget of tokens per step.
 
-    There is no prefill and no decode phase: a long prompt takes several steps (chunked), a decoding sequence wants one
-    token, and both share a step. Running sequences come first, oldest first; when the pool is dry the youngest loses
-    its pages and starts over (its generated tokens are then part of what is recomputed).
+    There is no prefill and no decode phase. Every running sequence that wants one token gets it; what is left of the
+    budget goes to chunks of longer ones, at most ``max_prefill_tokens`` a step while others decode, which bounds how
+    long those wait for their next token. A step without chunks may verify drafts.
+
+    Sequences are served by *rank*: the step of their arrival, less ``ageing_steps`` for every level of priority, then
+    the order of arrival. So a higher priority goes first, equals go as they came, and whoever waits long enough goes
+    before everybody who comes later, whatever their priority. When the pool is dry the last in rank loses its pages and
+    starts over (its generated tokens are then part of what is recomputed). The first in rank is never preempted,
+    so there always is one that gets to its end. A waiting sequence takes room from running ones only where both
+    priority and rank are above theirs.
+
+    A prompt's known pages are not computed again; one that a running sequence is about to compute is waited for.
+    ``max_rows``: logits that a step may ask for (None: one a sequence).
     """
 
-    def __init__(self, blocks: BlockManager, max_tokens: int, max_sequences: int) -> None:
+    def __init__(self, blocks: BlockManager, max_tokens: int, max_sequences: int, *,
+                 max_prefill_tokens: int | None = None, max_rows: int | None = None,
+                 ageing_steps: int = AGEING_STEPS, drafter: Drafter | None = None) -> None:
         self.blocks = blocks
         self.max_tokens = max_tokens
-        self.max_sequences = max_sequences
-        self.waiting: deque[Sequence] = deque()
+        self.max_sequences = min(max_sequences, max_tokens)  # every one that runs may want a token in the same step
+        self.max_prefill_tokens = max_prefill_tokens or max_tokens
+        self.max_rows = max_rows or self.max_sequences
+        self.ageing_steps = ageing_steps
+        self.drafter = drafter
+        self.waiting: list[Sequence] = []  # both lists by rank
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.prefix = PrefixStats()
+        self._steps = 0
+        self._arrivals = 0
+        self._coming: dict[Key, Sequence] = {}  # full pages of prompts being computed, and by whom
 
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        sequence.rank = (self._steps - sequence.params.priority * self.ageing_steps, self._arrivals)
+        self._arrivals += 1
+        insort(self.waiting, sequence, key=_rank)
 
     def schedule(self) -> list[Scheduled]:
         """The next step's work, with pages for all of it. Empty only when idle: what can't ever fit is not added."""
-        batch: list[Scheduled] = []
-        budget = self.max_tokens
+        self._steps += 1
         preempted = self.preemptions
-        while budget and len(batch) < len(self.running):
-            sequence = self.running[len(batch)]
-            count = min(sequence.wanted - sequence.computed, budget)
-            if not self._make_room(sequence, sequence.computed + count):
-                break
-            batch.append(_take(sequence, count))
-            budget -= count
-        # A sequence that was just preempted must not come straight back for the pages that it lost.
-        while budget and self.waiting and len(self.running) < self.max_sequences and preempted == self.preemptions:
-            sequence = self.waiting[0]
-            if not self._admit(sequence):
-                break
-            self.running.append(self.waiting.popleft())
-            count = min(sequence.wanted - sequence.computed, budget)
-            batch.append(_take(sequence, count))
-            budget -= count
+        if self.waiting:
+            self._make_way()
+        batch = self._decodes()
+        decoding = len(batch)
+        if decoding < len(self.running) or self.waiting:
+            # A sequence that was just preempted must not come straight back for the pages that it lost.
+            self._add_chunks(batch, admit=self.preemptions == preempted)
+        if self.drafter is not None and decoding == len(batch):
+            self._add_drafts(batch, self.drafter)
         return batch
+
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """``count`` more tokens of a running sequence are computed, and stay: full pages can be found from now on."""
+        sequence.computed += count
+        full = sequence.computed // self.blocks.page_tokens
+        if full > sequence.published:
+            self._publish(sequence, full)
 
     def finish(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -76,56 +112,206 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def check_integrity(self) -> None:
-        self.blocks.check_integrity([s.table for s in self.running])
+    # The parts of a step
+
+    def _decodes(self) -> list[Scheduled]:
+        """One token for every running sequence that lacks just one. Whoever is preempted for it comes later in rank."""
+        batch: list[Scheduled] = []
+        size, running = self.blocks.page_tokens, self.running
+        at = 0
+        while at < len(running):
+            sequence = running[at]
+            start = sequence.computed
+            if len(sequence.tokens) - start == 1:
+                if start == len(sequence.table) * size and not self._make_room(sequence, start + 1):
+                    break
+                batch.append(Scheduled(sequence, start, 1, 1, True))
+            at += 1
+        return batch
+
+    def _add_chunks(self, batch: list[Scheduled], admit: bool) -> None:
+        """Chunks of what lacks more than one token and of what waits, in the order of rank, inside the budget."""
+        budget = self.max_tokens - len(batch)
+        if batch:
+            budget = min(budget, self.max_prefill_tokens)
+        spare = self.max_rows - min(self.max_sequences, len(self.running) + len(self.waiting))
+        longer = iter([s for s in self.running if len(s.tokens) - s.computed > 1])
+        first = next(longer, None)
+        while budget > 0:
+            admitted = self._admit_before(first) if admit else None
+            sequence = admitted or first
+            if sequence is None:
+                break
+            if admitted is None:
+                first = next(longer, None)
+            item = _chunk(sequence, budget, spare)
+            batch.append(item)
+            budget -= item.count
+            spare -= max(item.rows - 1, 0)
+
+    def _add_drafts(self, batch: list[Scheduled], drafter: Drafter) -> None:
+        """Drafts behind the tokens of a step that only decodes, with rows, tokens and pages that nobody else wants."""
+        spare = min(self.max_rows, self.max_tokens) - len(batch)
+        rooms = [item.sequence.limit - len(item.sequence.tokens) - 1 for item in batch]
+        if spare <= 0 or not batch:
+            return
+        for at, draft in enumerate(drafter.propose([item.sequence for item in batch], rooms, spare)):
+            item = batch[at]
+            end = item.start + 1
+            if draft and not self.blocks.extend(item.sequence.table, end + len(draft)):
+                draft = draft[: len(item.sequence.table) * self.blocks.page_tokens - end]
+            if draft:
+                count = 1 + len(draft)
+                batch[at] = item._replace(count=count, rows=count, drafts=tuple(draft))
+
+    # Coming and going
+
+    def _make_way(self) -> None:
+        """Admits the first waiting sequence at the cost of running ones of lower priority, if there is no other way."""
+        head = self.waiting[0]
+        lower = [s for s in self.running if s.params.priority < head.params.priority and s.rank > head.rank]
+        if not lower:
+            return
+        prefix, wanted = self._known_prefix(head), len(head.tokens)
+        if prefix.coming or not self.blocks.fits(prefix.pages, wanted, [s.table for s in lower]):
+            return
+        if len(self.running) < self.max_sequences and self.blocks.fits(prefix.pages, wanted):
+            return
+        while len(self.running) >= self.max_sequences or not self.blocks.fits(prefix.pages, wanted):
+            self._preempt(lower.pop())
+        self._admit(head, prefix)
+
+    def _admit_before(self, other: Sequence | None) -> Sequence | None:
+        """Admits the first waiting sequence that ranks before ``other`` (None: any) and need not wait for a prefix."""
+        if len(self.running) >= self.max_sequences:
+            return None
+        for sequence in islice(self.waiting, self.max_sequences):
+            if other is not None and sequence.rank > other.rank:
+                return None
+            prefix = self._known_prefix(sequence)
+            if not prefix.coming:
+                return sequence if self._admit(sequence, prefix) else None
+        return None
+
+    def _admit(self, sequence: Sequence, prefix: _Prefix) -> bool:
+        """Pages for all that is wanted now, not just the first chunk: half a prompt must not evict another half."""
+        blocks, wanted = self.blocks, len(sequence.tokens)
+        if not blocks.fits(prefix.pages, wanted):
+            return False
+        blocks.share(sequence.table, prefix.pages)
+        blocks.extend(sequence.table, wanted)
+        sequence.published = len(prefix.pages)
+        sequence.computed = sequence.published * blocks.page_tokens
+        if blocks.cache:
+            self.prefix.queries += 1
+            self.prefix.query_tokens += wanted
+            self.prefix.hit_tokens += sequence.computed
+            sequence.promised = wanted // blocks.page_tokens
+            for key in sequence.keys[sequence.published : sequence.promised]:
+                self._coming.setdefault(key, sequence)
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=_rank)
+        return True
+
+    def _known_prefix(self, sequence: Sequence) -> _Prefix:
+        """What of a waiting sequence is in the cache. The last token stays to be computed: its logits are needed."""
+        blocks = self.blocks
+        if not blocks.cache or sequence.wants_prompt_rows:
+            return _Prefix([], False)
+        blocks.extend_keys(sequence.keys, sequence.tokens, len(sequence.tokens) // blocks.page_tokens)
+        usable = sequence.keys[: (len(sequence.tokens) - 1) // blocks.page_tokens]
+        pages = blocks.find(usable)
+        donor = self._coming.get(usable[len(pages)]) if len(pages) < len(usable) else None
+        return _Prefix(pages, donor is not None and donor.rank < sequence.rank)
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Pages for ``tokens`` positions, taken from younger sequences if need be. False: it was the youngest."""
+        """Pages for ``tokens`` positions, taken from the last in rank if need be. False: it was the last itself."""
         while not self.blocks.extend(sequence.table, tokens):
-            victim = self.running.pop()
-            self._release(victim)
-            victim.preemptions += 1
-            self.preemptions += 1
-            self.waiting.appendleft(victim)
+            victim = self.running[-1]
+            self._preempt(victim)
             if victim is sequence:
                 return False
         return True
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Pages for all that is wanted now, not just the first chunk: half a prompt must not evict another half."""
-        prefix = self._common_prefix(sequence)
-        if prefix.donor is not None:
-            sequence.table = self.blocks.share(prefix.donor.table, prefix.tokens)
-        if not self.blocks.extend(sequence.table, sequence.wanted):
-            self._release(sequence)
-            return False
-        sequence.computed = prefix.tokens
-        return True
+    def _preempt(self, victim: Sequence) -> None:
+        self.running.remove(victim)
+        self._release(victim)
+        victim.preemptions += 1
+        self.preemptions += 1
+        insort(self.waiting, victim, key=_rank)
 
-    def _common_prefix(self, sequence: Sequence) -> _Prefix:
-        """The running sequence with most full computed pages in common. The last token stays: its logits are needed."""
-        page = self.blocks.page_tokens
-        best = _Prefix(None, 0)
-        for other in self.running:
-            most = min(other.computed, sequence.wanted - 1) // page * page
-            common = 0
-            while common < most and other.tokens[common : common + page] == sequence.tokens[common : common + page]:
-                common += page
-            if common > best.tokens:
-                best = _Prefix(other, common)
-        return best
+    def _publish(self, sequence: Sequence, full: int) -> None:
+        if self.blocks.cache:
+            self.blocks.extend_keys(sequence.keys, sequence.tokens, full)
+            for i in range(sequence.published, full):
+                self.blocks.publish(sequence.table[i], sequence.keys[i])
+            self._withdraw(sequence, sequence.published, full)
+        sequence.published = full
 
     def _release(self, sequence: Sequence) -> None:
+        self._withdraw(sequence, sequence.published, sequence.promised)
         self.blocks.release(sequence.table)
-        sequence.computed = 0
+        sequence.computed = sequence.published = sequence.promised = 0
         sequence.table_version += 1
 
+    def _withdraw(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Nobody need wait any longer for these full pages of its prompt: they are there, or will not come."""
+        for key in sequence.keys[start : min(stop, sequence.promised)]:
+            if self._coming.get(key) is sequence:
+                del self._coming[key]
 
-@dataclass(frozen=True)
+    # What must hold
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless pages are exactly those of running sequences, and known only where they are
+        computed, full, and named by their own tokens."""
+        blocks, size = self.blocks, self.blocks.page_tokens
+        blocks.check_integrity([s.table for s in self.running])
+        for queue in (self.waiting, self.running):
+            assert queue == sorted(queue, key=_rank), "a queue is not in the order of rank"
+        assert not set(self.waiting) & set(self.running), "a sequence waits and runs"
+        assert len(self.running) <= self.max_sequences, "more run than may"
+        for s in self.waiting:
+            assert not s.table and s.computed == s.published == s.promised == 0, f"{s.id} waits but has something"
+        for s in self.running:
+            assert s.computed < len(s.tokens) <= s.limit, f"{s.id} has {s.computed} of {len(s.tokens)} computed"
+            assert len(s.table) >= blocks.pages_for(s.computed), f"{s.id} computed more than its pages hold"
+            assert s.published == s.computed // size, f"{s.id} has full pages that it did not publish"
+            keys: list[Key] = []
+            blocks.extend_keys(keys, s.tokens, len(s.keys))
+            assert keys == s.keys, f"{s.id} has keys of other tokens"
+            for i, page in enumerate(s.table):
+                known = blocks.key_of(page)
+                assert known is None or (i < s.published and known == keys[i]), f"page {page} is known too early"
+        for key, s in self._coming.items():
+            assert s in self.running and key in s.keys[s.published : s.promised], "a page is promised by nobody"
+        assert not self.idle or blocks.free_pages == blocks.pages, "idle, but pages are held"
+
+
+@dataclass(slots=True)
+class PrefixStats:
+    """Admissions that asked the prefix cache, the tokens that they wanted, and those of them that were there."""
+
+    queries: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Prefix:
-    donor: Sequence | None
-    tokens: int
+    pages: list[int]
+    coming: bool  # a sequence before it in rank is about to compute its next page
 
 
-def _take(sequence: Sequence, count: int) -> Scheduled:
-    return Scheduled(sequence, sequence.computed, count, sequence.computed + count == sequence.wanted)
+_rank = attrgetter("rank")
+
+
+def _chunk(sequence: Sequence, budget: int, spare: int) -> Scheduled:
+    """The sequence's next tokens inside the budget; ``spare`` rows beyond its own bound the prompt's rows."""
+    start, wanted = sequence.computed, len(sequence.tokens)
+    count = min(wanted - start, budget)
+    if not sequence.wants_prompt_rows:
+        return Scheduled(sequence, start, count, int(start + count == wanted), start + count == wanted)
+    first = max(start, len(sequence.prompt_rows))
+    count = min(count, first - start + 1 + spare)
+    return Scheduled(sequence, start, count, max(start + count - first, 0), start + count == wanted)

@@ -32,7 +32,8 @@ class StepLimits:
 
 
 class StepShape(NamedTuple):
-    """Dynamic axes of one step: T tokens of S sequences, R of which are sampled; the longest context in positions."""
+    """Dynamic axes of one step: T tokens of S sequences, the logits of R of which are wanted; the longest context in
+    positions."""
 
     tokens: int
     sequences: int
@@ -44,7 +45,8 @@ class StepInputs:
     """Integer inputs of a step, allocated once for the largest one; replays see new contents at the same addresses.
 
     ids, positions, slots i32[max_tokens]; block_table i32[max_sequences, table_width]; query_start
-    i32[max_sequences + 1]; context, index i32[max_sequences]. ``index`` lists the tokens whose logits are wanted.
+    i32[max_sequences + 1]; context, index i32[max_sequences]. ``index`` lists the tokens whose logits are wanted: at
+    most max_sequences of them, of one sequence or of many.
     """
 
     def __init__(self, limits: StepLimits, allocate: Allocate) -> None:
@@ -59,11 +61,8 @@ class StepInputs:
         self._counting = np.arange(max(limits.context, limits.max_tokens), dtype=np.int32)
         self._rows = [_TableRow() for _ in range(limits.max_sequences)]
 
-    def fill(self, batch: list[Scheduled], every_row: bool = False) -> StepShape:
-        """Writes one step's inputs. The single-token branch is the decode path: scalar stores, no temporary arrays.
-
-        With ``every_row`` the logits of all tokens are wanted (at most max_sequences of them).
-        """
+    def fill(self, batch: list[Scheduled]) -> StepShape:
+        """Writes one step's inputs. The single-token branch is the decode path: scalar stores, no temporary arrays."""
         page = self.limits.page_tokens
         token = rows = longest = 0
         for at, item in enumerate(batch):
@@ -80,18 +79,20 @@ class StepInputs:
             context = start + item.count
             self.context[at] = context
             longest = max(longest, context)
-            if item.samples and not every_row:
+            if item.rows == 1:
                 self.index[rows] = token - 1
-                rows += 1
-        if every_row:
-            self.index[:token] = self._counting[:token]
-            rows = token
+            elif item.rows:
+                self.index[rows : rows + item.rows] = self._counting[token - item.rows : token]
+            rows += item.rows
         return StepShape(token, len(batch), rows, longest)
 
     def _fill_chunk(self, token: int, at: int, item: Scheduled) -> None:
         page, stop, end = self.limits.page_tokens, token + item.count, item.start + item.count
         positions = self._counting[item.start : end]
-        self.ids[token:stop] = item.sequence.tokens[item.start : end]
+        drafted = len(item.drafts)
+        self.ids[token : stop - drafted] = item.sequence.tokens[item.start : end - drafted]
+        if drafted:
+            self.ids[stop - drafted : stop] = item.drafts
         self.positions[token:stop] = positions
         self.slots[token:stop] = self.block_table[at][positions // page] * page + positions % page
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kforge.engine.drafting import PromptLookup, Speculation
 from kforge.engine.engine import Engine
 from kforge.engine.request import SamplingParams
 
@@ -65,8 +66,53 @@ def test_sampled_text_depends_on_the_seed_and_not_on_the_batch(native, prompts):
     assert native.generate([prompts[0]], params(99))[0].tokens != alone[0]
 
 
+def test_a_prompt_found_in_the_cache_changes_no_bit(native):
+    prompt = list(range(700, 900))
+    native.forget_prefixes()
+    computed = recorded(native, [prompt])[0]
+    before = native.stats.prefix_hit_tokens
+    np.testing.assert_array_equal(recorded(native, [prompt])[0], computed)
+    assert native.stats.prefix_hit_tokens - before == 192, "three full pages of 64"
+
+
+class CheckAll:
+    """A policy that checks whatever is guessed."""
+
+    def lengths(self, rates, offered, spare):
+        return [min(n, spare // len(offered)) for n in offered]
+
+    def passed(self, sequences, tokens, seconds):
+        pass
+
+
+class Hindsight:
+    """Knows the whole text, and is wrong about every seventh token of it."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.text = [token if at % 7 else token + 1 for at, token in enumerate(text)]
+
+    def propose(self, tokens, k):
+        return self.text[len(tokens) : len(tokens) + k]
+
+
+@pytest.mark.parametrize("temperature, least", [(0.0, 2.0), (0.8, 4.0)])
+def test_guessing_changes_no_bit_and_saves_passes(model, kernels, weights, native, temperature, least):
+    """Greedy by prompt look-up on a text that repeats itself, sampled by look-up of what was sampled before."""
+    ids = model.tokenizer.encode(4 * "The quick brown fox jumps over the lazy dog.\n")
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=40, ignore_eos=True)
+    said = ids + list(native.generate([ids], params)[0].tokens)
+    guessing = Engine(model, kernels, weights=weights, kv_tokens=1024, max_sequences=1, speculate=Speculation(
+        (lambda: Hindsight(said)) if temperature else PromptLookup, CheckAll()))
+    wanted, got = recorded(native, [ids], params), recorded(guessing, [ids], params)
+    np.testing.assert_array_equal(got[0], wanted[0])
+    stats = guessing.stats
+    assert stats.passes == stats.generated_tokens - stats.accepted_tokens
+    assert stats.tokens_per_pass > least
+
+
 def test_a_shared_prompt_is_computed_once_and_changes_nothing(native):
     prompt = list(range(500, 700))
+    native.forget_prefixes()
     wanted = native.generate([prompt], GREEDY)[0].tokens
     native.add(prompt, SamplingParams(max_tokens=30, ignore_eos=True))
     native.step()

@@ -5,7 +5,7 @@ import pytest
 
 from kforge.core.errors import KforgeError
 from kforge.engine.request import SamplingParams
-from kforge.engine.sampling import sample, uniform
+from kforge.engine.sampling import log_probabilities, sample, uniform
 
 RNG = np.random.default_rng(5)
 
@@ -51,6 +51,38 @@ def test_top_p_of_a_flat_distribution_needs_the_full_sort():
     order = np.argsort(-p, kind="stable")
     kept = set(order[: int(np.searchsorted(np.cumsum(p[order]), 0.9)) + 1].tolist())
     assert {sample(logits, SamplingParams(temperature=1, top_p=0.9), i) for i in range(500)} <= kept
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 1}, {"min_p": 0.9}, {"top_p": 0.1}])
+def test_what_a_constraint_forbids_is_never_chosen(filters):
+    params = SamplingParams(temperature=1.5, **filters)
+    logits = np.float32([0.0, 1.0, 9.0, -1.0, 8.0, 1.0])
+    allowed = np.array([True, True, False, True])  # shorter than the row: 4 and 5 are not allowed
+    assert {sample(logits, params, i, allowed) for i in range(300)} <= {0, 1, 3}
+    assert sample(logits, SamplingParams(), 0, allowed) == 1
+
+
+def test_a_constraint_leaves_the_proportions_of_what_it_allows():
+    logits = np.float32([0.0, 1.0, 5.0, -1.0])
+    params = SamplingParams(temperature=1, seed=8)
+    counts = np.bincount([sample(logits, params, i, np.array([True, True, False, True])) for i in range(4000)])
+    np.testing.assert_allclose(counts[[0, 1, 3]] / 4000, softmax(logits[[0, 1, 3]]), atol=0.03)
+
+
+def test_a_constraint_that_allows_nothing_is_an_error():
+    for params in (SamplingParams(), SamplingParams(temperature=1)):
+        with pytest.raises(KforgeError, match="allows no token"):
+            sample(np.float32([1, 2]), params, 0, np.zeros(2, bool))
+
+
+def test_log_probabilities_are_the_chosen_then_the_best():
+    logits = np.float32([0.0, 2.0, 2.0, -1.0, 5.0])
+    p = np.log(softmax(logits.astype(np.float64)))
+    found = log_probabilities(logits, 3, 3)
+    assert [token for token, _ in found] == [3, 4, 1, 2]
+    np.testing.assert_allclose([value for _, value in found], p[[3, 4, 1, 2]], atol=1e-12)
+    assert log_probabilities(logits, 3, 0) == found[:1]
+    assert [token for token, _ in log_probabilities(logits, 0, 99)] == [0, 4, 1, 2, 0, 3]
 
 
 def test_noise_is_a_function_of_seed_and_position():

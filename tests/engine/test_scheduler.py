@@ -1,24 +1,40 @@
 """Every sequence gets every token computed once per life of its pages, inside the budget, whatever the pool."""
 
-from hypothesis import given, settings
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kforge.engine.block_manager import BlockManager
 from kforge.engine.request import SamplingParams, Sequence
-from kforge.engine.scheduler import Scheduler
+from kforge.engine.scheduler import Scheduled, Scheduler
+
+PAGE = 4
 
 
-def sequence(number: int, tokens: list[int], wanted: int) -> Sequence:
-    return Sequence(number, list(tokens), len(tokens), SamplingParams(max_tokens=wanted), limit=10_000)
+def sequence(number: int, tokens: list[int], wanted: int, priority: int = 0, **params: int) -> Sequence:
+    return Sequence(number, list(tokens), len(tokens), SamplingParams(max_tokens=wanted, priority=priority, **params),
+                    limit=len(tokens) + wanted)
 
 
-def run(scheduler: Scheduler, sequences: list[Sequence]) -> dict[int, int]:
-    """Plays the engine: computes what is scheduled, appends a token when a chunk reaches the end. Returns lives."""
+def compute(scheduler: Scheduler, batch: list[Scheduled]) -> None:
+    """Plays the engine: everything scheduled is computed, a token follows where a chunk reaches the end."""
+    for item in batch:
+        if item.samples:
+            item.sequence.tokens.append(1000 + len(item.sequence.tokens))
+        scheduler.advance(item.sequence, item.count)
+        if item.samples and len(item.sequence.generated) == item.sequence.params.max_tokens:
+            scheduler.finish(item.sequence)
+
+
+def run(scheduler: Scheduler, sequences: list[Sequence]) -> None:
     for item in sequences:
         scheduler.add(item)
     for _ in range(20_000):
         if scheduler.idle:
-            return {s.id: s.preemptions for s in sequences}
+            return
         batch = scheduler.schedule()
         scheduler.check_integrity()
         assert batch, "work waits, but nothing was scheduled"
@@ -28,13 +44,8 @@ def run(scheduler: Scheduler, sequences: list[Sequence]) -> dict[int, int]:
             seq = item.sequence
             assert item.count >= 1 and item.start == seq.computed
             assert len(seq.table) * scheduler.blocks.page_tokens >= item.start + item.count
-            assert item.samples == (item.start + item.count == seq.wanted)
-        for item in batch:
-            item.sequence.computed += item.count
-            if item.samples:
-                item.sequence.tokens.append(1000 + len(item.sequence.tokens))
-                if len(item.sequence.generated) == item.sequence.params.max_tokens:
-                    scheduler.finish(item.sequence)
+            assert item.samples == (item.start + item.count == seq.wanted) and item.rows == item.samples
+        compute(scheduler, batch)
     raise AssertionError("the loop does not end")
 
 
@@ -43,11 +54,12 @@ def run(scheduler: Scheduler, sequences: list[Sequence]) -> dict[int, int]:
     st.integers(1, 32),
     st.integers(1, 6),
     st.integers(0, 20),
+    st.booleans(),
 )
 @settings(max_examples=80, deadline=None)
-def test_everything_finishes_inside_the_budget(requests, budget, most, spare):
-    pages = max(-(-(p + n) // 4) for p, n in requests) + spare
-    blocks = BlockManager(pages, 4)
+def test_everything_finishes_inside_the_budget(requests, budget, most, spare, cache):
+    pages = max(-(-(p + n) // PAGE) for p, n in requests) + spare
+    blocks = BlockManager(pages, PAGE, cache)
     sequences = [sequence(i, [i * 100 + j for j in range(p)], n) for i, (p, n) in enumerate(requests)]
     run(Scheduler(blocks, budget, most), sequences)
     assert blocks.free_pages == pages
@@ -57,33 +69,353 @@ def test_everything_finishes_inside_the_budget(requests, budget, most, spare):
 
 def test_a_dry_pool_preempts_the_youngest_and_the_oldest_never():
     sequences = [sequence(i, list(range(i * 50, i * 50 + 8)), 20) for i in range(3)]
-    lives = run(Scheduler(BlockManager(10, 4), 64, 8), sequences)
-    assert lives[0] == 0
-    assert lives[1] + lives[2] > 0
+    run(Scheduler(BlockManager(10, PAGE), 64, 8), sequences)
+    assert sequences[0].preemptions == 0
+    assert sequences[1].preemptions + sequences[2].preemptions > 0
+
+
+def test_a_dry_pool_preempts_the_lowest_priority_whatever_its_age():
+    sequences = [sequence(i, list(range(i * 50, i * 50 + 8)), 20, priority=i) for i in range(3)]
+    run(Scheduler(BlockManager(10, PAGE), 64, 8), sequences)
+    assert sequences[2].preemptions == 0 and sequences[0].preemptions > 0
+
+
+def test_a_table_that_was_given_back_has_another_version():
+    scheduler = Scheduler(BlockManager(10, PAGE), 64, 8)
+    sequences = [sequence(i, list(range(i * 50, i * 50 + 8)), 20) for i in range(3)]
+    run(scheduler, sequences)
+    assert all(s.table_version == s.preemptions + 1 for s in sequences), "given back when preempted, and at the end"
 
 
 def test_decode_goes_on_while_a_long_prompt_is_computed_in_chunks():
-    scheduler = Scheduler(BlockManager(100, 4), max_tokens=8, max_sequences=4)
-    first, second = sequence(0, [1, 2], 8), sequence(1, list(range(10, 40)), 1)
-    scheduler.add(first)
-    scheduler.schedule()
-    first.computed = 2
-    first.tokens.append(3)
-    scheduler.add(second)
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=8, max_sequences=4)
+    scheduler.add(sequence(0, [1, 2], 8))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(sequence(1, list(range(10, 40)), 1))
     batch = scheduler.schedule()
     assert [(s.sequence.id, s.count, s.samples) for s in batch] == [(0, 1, True), (1, 7, False)]
 
 
+def test_an_older_prompt_does_not_take_the_step_from_younger_answers():
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=8, max_sequences=4)
+    scheduler.add(sequence(0, list(range(100, 200)), 1))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(sequence(1, [1, 2], 8, priority=1))
+    compute(scheduler, scheduler.schedule())
+    for _ in range(5):
+        batch = scheduler.schedule()
+        assert [(s.sequence.id, s.count) for s in batch] == [(1, 1), (0, 7)], "the answer goes on, and first"
+        compute(scheduler, batch)
+
+
+def test_prompts_are_bounded_while_others_decode_and_only_then():
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=64, max_sequences=4, max_prefill_tokens=5)
+    scheduler.add(sequence(0, list(range(50)), 3))
+    batch = scheduler.schedule()
+    assert [s.count for s in batch] == [50], "nobody waits for a token"
+    compute(scheduler, batch)
+    scheduler.add(sequence(1, list(range(100, 112)), 1))
+    counts = []
+    while not scheduler.idle:
+        batch = scheduler.schedule()
+        counts.append([s.count for s in batch])
+        compute(scheduler, batch)
+    assert counts == [[1, 5], [1, 5], [2]]
+
+
 def test_full_pages_of_a_common_prompt_are_shared_not_recomputed():
-    scheduler = Scheduler(BlockManager(100, 4), max_tokens=64, max_sequences=4)
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=64, max_sequences=4)
     first, second = sequence(0, list(range(11)), 8), sequence(1, list(range(11)), 8)
     scheduler.add(first)
-    scheduler.schedule()
-    first.computed = 11
-    first.tokens.append(99)
+    compute(scheduler, scheduler.schedule())
     scheduler.add(second)
     batch = scheduler.schedule()
     assert [(s.start, s.count) for s in batch] == [(11, 1), (8, 3)]
     assert second.table[:2] == first.table[:2] and second.table[2] != first.table[2]
     scheduler.finish(first)
     scheduler.check_integrity()
+
+
+def test_a_prompt_that_is_known_to_its_last_token_computes_that_one_s_page():
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=64, max_sequences=4)
+    run(scheduler, [sequence(0, list(range(12)), 1)])
+    again = sequence(1, list(range(12)), 1)
+    scheduler.add(again)
+    assert [(s.start, s.count) for s in scheduler.schedule()] == [(8, 4)]
+    assert (scheduler.prefix.queries, scheduler.prefix.query_tokens, scheduler.prefix.hit_tokens) == (2, 24, 8)
+
+
+def test_equal_prompts_that_come_together_are_computed_once():
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=8, max_sequences=4)
+    sequences = [sequence(i, list(range(21)), 2) for i in range(3)]
+    for item in sequences:
+        scheduler.add(item)
+    computed = 0
+    while not scheduler.idle:
+        batch = scheduler.schedule()
+        scheduler.check_integrity()
+        computed += sum(s.count for s in batch)
+        compute(scheduler, batch)
+    assert computed == 21 + 2 * 1 + 3 * 1, "the prompt, the last token of the others, and a decoded token of each"
+
+
+def test_who_waits_for_a_prefix_does_not_hold_up_others():
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=16, max_sequences=4)
+    for item in (sequence(0, list(range(13)), 1), sequence(1, list(range(13)), 1), sequence(2, [500] * 3, 1)):
+        scheduler.add(item)
+    assert [s.sequence.id for s in scheduler.schedule()] == [0, 2]
+
+
+def test_what_a_failed_step_should_have_computed_is_not_found():
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=64, max_sequences=4)
+    first = sequence(0, list(range(11)), 8)
+    scheduler.add(first)
+    assert scheduler.schedule()  # and it fails: nothing is advanced
+    assert scheduler.blocks.find(first.keys) == []
+    scheduler.abort(first)
+    scheduler.check_integrity()
+    run(scheduler, [sequence(1, list(range(11)), 1)])
+    assert scheduler.prefix.hit_tokens == 0
+
+
+def test_a_higher_priority_goes_first_and_equals_go_as_they_came():
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=8, max_sequences=1)
+    sequences = [sequence(i, [i], 1, priority=p) for i, p in enumerate([0, 5, 0, 5, -1])]
+    for item in sequences:
+        scheduler.add(item)
+    order = []
+    while not scheduler.idle:
+        batch = scheduler.schedule()
+        order += [s.sequence.id for s in batch]
+        compute(scheduler, batch)
+    assert order == [1, 3, 0, 2, 4]
+
+
+def test_a_higher_priority_takes_the_place_of_a_lower_one_but_not_of_an_equal():
+    scheduler = Scheduler(BlockManager(20, PAGE), max_tokens=64, max_sequences=2)
+    low, high = sequence(0, list(range(12)), 9), sequence(1, list(range(50, 62)), 9, priority=1)
+    late, equal = sequence(2, list(range(80, 92)), 9, priority=1), sequence(3, [7], 1, priority=1)
+    for item in (low, high):
+        scheduler.add(item)
+        compute(scheduler, scheduler.schedule())
+    scheduler.add(late)
+    scheduler.add(equal)
+    batch = scheduler.schedule()
+    scheduler.check_integrity()
+    assert [s.sequence.id for s in batch] == [1, 2] and low.preemptions == 1 and low in scheduler.waiting
+    run(scheduler, [])
+    assert high.preemptions == late.preemptions == 0
+
+
+def test_room_is_not_taken_where_it_would_not_be_enough():
+    scheduler = Scheduler(BlockManager(8, PAGE), max_tokens=64, max_sequences=4)
+    low, high = sequence(0, list(range(4)), 3), sequence(1, list(range(50, 70)), 9, priority=2)
+    for item in (low, high):
+        scheduler.add(item)
+        compute(scheduler, scheduler.schedule())
+    scheduler.add(sequence(2, list(range(80, 96)), 9, priority=1))
+    assert sorted(s.sequence.id for s in scheduler.schedule()) == [0, 1]
+    assert low.preemptions == 0
+
+
+@pytest.mark.parametrize("pool", [4, 100])
+def test_a_stream_of_higher_priorities_cannot_starve_anybody(pool):
+    """Every step brings a request of a high priority, more than can be served; the lowest is served all the same."""
+    scheduler = Scheduler(BlockManager(pool, PAGE), max_tokens=4, max_sequences=2, ageing_steps=10)
+    lowest = sequence(0, list(range(9)), 4)
+    scheduler.add(lowest)
+    for step in range(1, 400):
+        for n in range(2):
+            scheduler.add(sequence(2 * step + n, [step, n, 1], 3, priority=9))
+        compute(scheduler, scheduler.schedule())
+        scheduler.check_integrity()
+        if lowest not in scheduler.waiting and lowest not in scheduler.running:
+            break
+    assert len(lowest.generated) == 4
+    assert step < 300, "180 came in the first 90 steps, which nine levels of priority are worth; those may go first"
+    assert len(scheduler.waiting) > 100, "the others came faster than they were served"
+
+
+def test_a_sequence_can_be_dropped_while_it_waits_and_while_it_runs():
+    scheduler = Scheduler(BlockManager(8, PAGE), max_tokens=64, max_sequences=1)
+    running, waiting = sequence(0, list(range(9)), 5), sequence(1, list(range(9)), 5)
+    scheduler.add(running)
+    scheduler.add(waiting)
+    scheduler.schedule()
+    for item in (waiting, running):
+        scheduler.abort(item)
+        scheduler.check_integrity()
+    assert scheduler.idle
+
+
+def test_every_row_of_a_prompt_can_be_asked_for_within_what_others_leave():
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=64, max_sequences=2, max_rows=5)
+    scored = sequence(0, list(range(20)), 2, prompt_logprobs=0)
+    scheduler.add(scored)
+    rows = []
+    while not scored.generated:
+        batch = scheduler.schedule()
+        scored.prompt_rows += [()] * min(batch[0].rows, 19 - len(scored.prompt_rows))
+        rows.append(batch[0].rows)
+        assert batch[0].count == batch[0].rows
+        compute(scheduler, batch)
+    assert rows == [5, 5, 5, 5]
+    scheduler.add(sequence(1, list(range(20)), 1))
+    assert [(s.start, s.count) for s in scheduler.schedule()] == [(20, 1), (16, 4)], "what it computed is shared"
+
+
+def test_rows_of_several_prompts_are_shared_out():
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=64, max_sequences=3, max_rows=7)
+    for number in range(3):
+        scheduler.add(sequence(number, [number] * 20, 2, prompt_logprobs=0))
+    assert [s.rows for s in scheduler.schedule()] == [5, 1, 1], "one each, and four that nobody else needs"
+
+
+class Guesses:
+    """A drafter whose drafts a test decides, at most what it may."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def propose(self, sequences, rooms, spare):
+        drafts = []
+        for at, room in enumerate(rooms):
+            length = max(min(self.lengths[at % len(self.lengths)] if self.lengths else 0, room, spare), 0)
+            spare -= length
+            drafts.append([7] * length)
+        return drafts
+
+
+def test_drafts_take_rows_tokens_and_pages_that_nobody_else_wants():
+    guesses = Guesses()
+    scheduler = Scheduler(BlockManager(4, PAGE), max_tokens=16, max_sequences=2, max_rows=6, drafter=guesses)
+    for number in range(2):
+        scheduler.add(sequence(number, [number] * 6, 9))
+    compute(scheduler, scheduler.schedule())
+    guesses.lengths = [9]
+    batch = scheduler.schedule()
+    assert [(s.count, s.rows, len(s.drafts)) for s in batch] == [(2, 2, 1), (1, 1, 0)], "four rows, one position"
+    assert scheduler.preemptions == 0, "nobody is preempted for a guess"
+
+
+def test_a_step_with_a_prompt_verifies_nothing():
+    guesses = Guesses()
+    guesses.lengths = [2]
+    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=16, max_sequences=4, max_rows=9, drafter=guesses)
+    scheduler.add(sequence(0, [1] * 6, 9))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(sequence(1, [2] * 6, 9))
+    batch = scheduler.schedule()
+    assert [(s.count, s.drafts) for s in batch] == [(1, ()), (6, ())]
+    compute(scheduler, batch)
+    assert [(s.count, s.rows, s.drafts) for s in scheduler.schedule()] == 2 * [(3, 3, (7, 7))]
+
+
+class SchedulingMachine(RuleBasedStateMachine):
+    """Random requests, steps, failed steps, refused drafts and drops; a model of the cache's memory says what each page
+    really holds, so a page that is shared, reused or published wrongly shows as contents of another text."""
+
+    @initialize(pages=st.integers(6, 14), budget=st.integers(1, 12), most=st.integers(1, 5), extra=st.integers(0, 4),
+                prefill=st.integers(1, 12), cache=st.booleans(), ageing=st.integers(0, 5))
+    def begin(self, pages, budget, most, extra, prefill, cache, ageing):
+        self.guesses = Guesses()
+        most = min(most, budget)
+        self.scheduler = Scheduler(BlockManager(pages, PAGE, cache), budget, most, max_prefill_tokens=prefill,
+                                   max_rows=most + extra, ageing_steps=ageing, drafter=self.guesses)
+        self.open: list[Sequence] = []
+        self.holds: dict[int, tuple[int, ...]] = {}  # slot: the text up to and with the token that was computed there
+        self.number = 0
+
+    @rule(stem=st.integers(0, 2), shared=st.integers(0, 12), own=st.integers(0, 6), answer=st.integers(1, 6),
+          priority=st.integers(-1, 1), scored=st.booleans())
+    def add(self, stem, shared, own, answer, priority, scored):
+        """Prompts of at most 18 tokens that often begin alike; with their answers they fit the smallest pool."""
+        self.number += 1
+        tokens = [stem] * shared + [100 + self.number * 10 + i for i in range(own)] or [stem]
+        item = sequence(self.number, tokens, answer, priority, **({"prompt_logprobs": 0} if scored and own > 3 else {}))
+        self.scheduler.add(item)
+        self.open.append(item)
+
+    @rule(lengths=st.lists(st.integers(0, 4), min_size=1, max_size=3), right=st.integers(0, 4),
+          fails=st.sampled_from([False] * 7 + [True]))
+    def step(self, lengths, right, fails):
+        self.play(lengths, right, fails)
+
+    def play(self, lengths: list[int], right: int, fails: bool) -> None:
+        s = self.scheduler
+        self.guesses.lengths = lengths
+        decoders = {i.id for i in s.running if i.wanted - i.computed == 1}
+        batch = s.schedule()
+        assert bool(batch) == bool(self.open), "a step is empty only when there is nothing to do"
+        assert sum(i.count for i in batch) <= s.max_tokens and sum(i.rows for i in batch) <= s.max_rows
+        assert len({i.sequence.id for i in batch}) == len(batch) <= s.max_sequences
+        decoding = [i for i in batch if i.sequence.id in decoders]
+        assert len(decoding) == sum(i.id in decoders for i in s.running), "somebody's next token did not come"
+        if decoding:
+            assert sum(i.count for i in batch if i not in decoding) <= s.max_prefill_tokens
+        for item in batch:
+            self.write(item)
+        if not fails:
+            for item in batch:
+                self.take(item, min(right, len(item.drafts)))
+
+    def write(self, item: Scheduled) -> None:
+        seq, end = item.sequence, item.start + item.count
+        text = (*seq.tokens[: end - len(item.drafts)], *item.drafts)
+        assert len(text) == end and item.start == seq.computed
+        for position in range(end):
+            slot = seq.table[position // PAGE] * PAGE + position % PAGE
+            if position < item.start:
+                assert self.holds.get(slot) == text[: position + 1], "attention would read another text"
+            else:
+                self.holds[slot] = text[: position + 1]
+
+    def take(self, item: Scheduled, accepted: int) -> None:
+        seq = item.sequence
+        if seq.wants_prompt_rows:
+            first = item.start + item.count - item.rows
+            assert first <= len(seq.prompt_rows), "logits of the prompt were left out"
+            known = min(first + item.rows, seq.prompt_length - 1)
+            seq.prompt_rows += [()] * (known - len(seq.prompt_rows))
+        if item.samples:
+            assert not seq.wants_prompt_rows, "an answer begins before its prompt is known"
+            seq.tokens += [*item.drafts[:accepted], 50 + len(seq.tokens) % 3]
+        self.scheduler.advance(seq, item.count - len(item.drafts) + accepted)
+        if item.samples and seq.wanted >= seq.limit:
+            self.scheduler.finish(seq)
+            self.open.remove(seq)
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 99))
+    def drop(self, which):
+        self.scheduler.abort(self.open.pop(which % len(self.open)))
+
+    @rule()
+    def forget(self):
+        self.scheduler.blocks.forget()
+
+    @invariant()
+    def pages_and_queues_are_whole(self):
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+            assert {s.id for s in self.open} == {s.id for s in (*self.scheduler.waiting, *self.scheduler.running)}
+
+    def teardown(self):
+        for _ in range(10_000):
+            if not getattr(self, "open", None):
+                return
+            self.play([1], 1, False)
+        raise AssertionError("what is open does not come to an end")
+
+
+TestScheduling = SchedulingMachine.TestCase
+TestScheduling.settings = settings(max_examples=25, stateful_step_count=30, deadline=None,
+                                   suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.slow
+class TestSchedulingLong(SchedulingMachine.TestCase):
+    """Fifty thousand rules in all."""
+
+    settings = settings(max_examples=500, stateful_step_count=100, deadline=None,
+                        suppress_health_check=list(HealthCheck))
