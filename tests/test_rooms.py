@@ -25,6 +25,7 @@ FLOORS = {
     "agent": 4,
     "interchange": 4,
     "mcp": 5,
+    "server": 5,
     "cli": 6,
 }
 # Floor by floor, what may be used beside lower floors: neighbours on one floor, in one direction only.

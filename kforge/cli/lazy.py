@@ -36,6 +36,7 @@ VERBS = {
     "judge": Verb("kforge.cli.judge", "app", "Measure the judge: how often it errs on this machine."),
     "generate": Verb("kforge.cli.generate", "generate", "Continue a prompt."),
     "chat": Verb("kforge.cli.generate", "chat", "Talk with a model."),
+    "serve": Verb("kforge.cli.serve", "serve", "Serve a model to OpenAI's clients over HTTP."),
     "mcp": Verb("kforge.cli.mcp", "mcp", "Serve the bench to coding agents (MCP)."),
     "bench": Verb("kforge.cli.bench", "app", "Benchmarks of the engine."),
 }
@@ -61,6 +62,13 @@ class LazyGroup(TyperGroup):
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         single.command(cmd_name)(target)
         return typer.main.get_command(single)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from kforge.cli.nearest import near
+
+            ctx.fail(f"No such command {args[0]!r}{near(args[0], VERBS)}.")
+        return super().resolve_command(ctx, args)
 
 
 def _only_listing() -> bool:

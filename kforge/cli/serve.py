@@ -1,0 +1,43 @@
+"""``kforge serve``: a model behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kforge.cli.generate import Isolate, Kernels, KvTokens, ModelArgument, Threads
+from kforge.core.defaults import DEFAULT_KV_TOKENS
+
+
+def serve(
+    model: ModelArgument,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback are open to the network.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one, printed.")] = 8000,
+    kernels: Kernels = "tuned",
+    threads: Threads = None,
+    kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
+    max_sequences: Annotated[int, typer.Option(min=1, help="Answers that run at once.")] = 64,
+    max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait beside them; more get a 429.")] = 256,
+    speculate: Annotated[
+        str | None, typer.Option(help="ngram: guess tokens by looking them up in prompt and answer, where that pays.")
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that answers have to end when the server ends.")] = 30.0,
+    isolate: Isolate = None,
+) -> None:
+    """Serve a model to OpenAI's clients, who must show the key in KFORGE_API_KEY if it is set; see docs/server.md."""
+    from kforge.cli.generate import open_model, usable_kernels
+    from kforge.engine.engine import Engine
+    from kforge.server.serving import Options, served_name
+    from kforge.server.serving import serve as run
+
+    opened = open_model(model)
+    chosen = usable_kernels(kernels)
+
+    def make_engine() -> Engine:
+        return Engine(opened, chosen, threads=threads, kv_tokens=kv_tokens, max_sequences=max_sequences,
+                      isolate=isolate, speculate=speculate)
+
+    run(served_name(model), opened, make_engine, Options(host, port, max_sequences + max_queue, grace))

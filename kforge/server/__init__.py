@@ -1,0 +1,1 @@
+"""``kforge serve``: an engine behind OpenAI's HTTP interface."""

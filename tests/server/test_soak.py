@@ -1,0 +1,27 @@
+"""Two minutes of ``bench/soak.py``, which has the hour."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_minutes_of_clients_that_misbehave(home: Path, tmp_path: Path):
+    file = tmp_path / "soak.json"
+    command = [sys.executable, str(ROOT / "bench" / "soak.py"), "--minutes", "2", "--asks", "80", "--json", str(file)]
+    env = {**os.environ, "KFORGE_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(file.read_text())
+    assert all(verdict["holds"] for verdict in figures["verdicts"])
+    requests = figures["requests"]
+    assert min(requests[kind] for kind in ("whole", "streamed", "left", "half sent", "refused")) > 10, requests
+    assert figures["metrics"]["kforge_preemptions_total"] > 0, "the KV cache is meant to be too small"
