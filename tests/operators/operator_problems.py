@@ -14,9 +14,10 @@ def linear(weight="q4_0", act="a8", epilogue="none", bias=0, rows=32, k=None, n=
     return Workload.of(problem, M=m)
 
 
-def attention(kv="f32", hq=6, hkv=2, d=64, page=32, **axes):
+def attention(kv="f32", hq=6, hkv=2, d=64, page=32, window=0, sinks=0, **axes):
     axes = axes or {"T": 20, "S": 3, "B": 20, "pages": 40, "max_context": 601}
-    return Workload.of(Problem.of("paged_attention", Hq=hq, Hkv=hkv, D=d, P=page, kv=kv), **axes)
+    static = {"Hq": hq, "Hkv": hkv, "D": d, "P": page, "kv": kv, "window": window, "sinks": sinks}
+    return Workload.of(Problem.of("paged_attention", **static), **axes)
 
 
 def rope(kv="f32", style="norm"):
@@ -42,6 +43,7 @@ def all_workloads():
     made += [rms_norm(0), rms_norm(1)]
     for kv in ("f32", "bf16", "f16"):
         made += [rope(kv, "norm"), rope(kv, "neox"), attention(kv)]
+    made += [attention("bf16", window=100, sinks=1), attention("f32", window=300), attention("f16", sinks=1)]
     made += [Workload.of(Problem.of("silu_mul", I=333), T=5), Workload.of(Problem.of("gather_rows", H=65), R=3, T=5),
              Workload.of(Problem.of("argmax", V=1001), R=4)]
     return made
