@@ -82,15 +82,15 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
             "block_table": table, "query_start": start, "context": batch.context.astype(np.int32)}
     if p.sinks:
         longest = int(batch.context.max())
-        made["sinks"] = _sinks(np.random.default_rng([seed, 11]), p.heads, min(longest, p.window or longest),
-                               distribution)
+        made["sinks"] = _sinks(np.random.default_rng([seed, 11]), p, min(longest, p.window or longest), distribution)
     return made
 
 
-def _sinks(rng: np.random.Generator, heads: int, seen: int, distribution: Distribution) -> np.ndarray:
-    """float32 [heads], for queries that see up to ``seen`` positions."""
+def _sinks(rng: np.random.Generator, p: AttentionProblem, seen: int, distribution: Distribution) -> np.ndarray:
+    """float32 [Hq], for queries that see up to ``seen`` positions."""
     import numpy as np
 
+    heads, group = p.heads, p.heads // p.kv_heads
     sinks = np.log(seen) + rng.standard_normal(heads)
     order = rng.permutation(heads)
     match distribution:
@@ -99,8 +99,8 @@ def _sinks(rng: np.random.Generator, heads: int, seen: int, distribution: Distri
         case Distribution.HEAVY_TAIL | Distribution.MIXED | Distribution.ROWS:
             for i, value in zip(order[:heads // 2], _FAR_SINKS, strict=False):
                 sinks[i] = value
-        case Distribution.NAN if heads > 1:
-            sinks[order[0]] = np.nan
+        case Distribution.NAN if group > 1:  # in each group: all heads of one may see a key that is NaN
+            sinks[np.arange(p.kv_heads) * group + rng.integers(0, group, p.kv_heads)] = np.nan
         case Distribution.INFINITE:
             for i, value in zip(order[:max(heads // 2, 1)], (-np.inf, np.inf), strict=False):
                 sinks[i] = value
