@@ -9,7 +9,9 @@ import pytest
 from operator_problems import all_workloads, attention, linear, ratio, rms_norm, rope
 
 from kforge import operators
+from kforge.core.errors import KforgeError
 from kforge.operators import Distribution, Role
+from kforge.operators.axes import workload_of
 from kforge.operators.numerics import numpy_dtype
 
 WORKLOADS = all_workloads()
@@ -150,6 +152,18 @@ def test_sinks_are_a_tensor_in_front_of_the_output():
     for wrong in ({"window": -1}, {"sinks": 2}):
         with pytest.raises(ValueError, match="window is a number"):
             names(**wrong)
+
+
+def test_a_question_may_leave_window_and_sinks_out():
+    def asked(**more):
+        axes = {"Hq": 6, "Hkv": 2, "D": 64, "P": 32, "kv": "f32", **attention().axes, **more}
+        return workload_of("paged_attention", axes, lambda problem: 0)
+
+    assert asked() == asked(window=0) == asked(window=0, sinks=0) == attention()
+    assert asked(window=128) == attention(window=128) != asked(sinks=1) == attention(sinks=1)
+    for wrong in ({"window": -1}, {"window": "all"}, {"sinks": 2}):
+        with pytest.raises(KforgeError, match=next(iter(wrong))):
+            asked(**wrong)
 
 
 def test_unknown_operator_lists_the_known_ones():
