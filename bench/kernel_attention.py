@@ -40,7 +40,8 @@ MAX_COPIES = 32
 
 @dataclass(frozen=True)
 class Shape:
-    """``tokens`` queries of each of ``sequences``, which have ``context`` positions."""
+    """``tokens`` queries of each of ``sequences``, which have ``context`` positions; with a window there are sinks too,
+    as in GPT-OSS."""
 
     heads: int
     kv_heads: int
@@ -48,14 +49,17 @@ class Shape:
     sequences: int
     context: int
     tokens: int = 1
+    window: int = 0
 
     @property
     def name(self) -> str:
         phase = "prefill" if self.tokens > 1 else "decode"
-        return f"{phase} {self.heads}/{self.kv_heads} D={self.d} x{self.sequences} {self.context}"
+        window = f" window {self.window}" if self.window else ""
+        return f"{phase} {self.heads}/{self.kv_heads} D={self.d} x{self.sequences} {self.context}{window}"
 
     def workload(self) -> Workload:
-        problem = Problem.of("paged_attention", Hq=self.heads, Hkv=self.kv_heads, D=self.d, P=PAGE, kv="bf16")
+        problem = Problem.of("paged_attention", Hq=self.heads, Hkv=self.kv_heads, D=self.d, P=PAGE, kv="bf16",
+                             window=self.window, sinks=int(self.window > 0))
         blocks = -(-self.context // PAGE)
         return Workload.of(problem, T=self.sequences * self.tokens, S=self.sequences, B=blocks,
                            pages=self.sequences * blocks, max_context=self.context)
@@ -63,7 +67,8 @@ class Shape:
 
 HEADS = ((9, 3, 64), (32, 8, 64), (32, 8, 128))
 SHAPES = (*(Shape(*heads, batch, context) for heads in HEADS for batch in (1, 8) for context in (512, 2048, 8192)),
-          *(Shape(*heads, 1, 512, 512) for heads in HEADS))
+          *(Shape(*heads, 1, 512, 512) for heads in HEADS),
+          *(Shape(64, 8, 64, batch, 2048, window=128) for batch in (1, 8)), Shape(64, 8, 64, 1, 512, 512, window=128))
 
 
 @dataclass(frozen=True)
@@ -115,11 +120,14 @@ def program_of(workload: Workload, kernel: Kernel, copies: int, team: Team) -> P
     table[...] = rng.permutation(axes["pages"]).reshape(table.shape)
     start[...] = np.arange(axes["S"] + 1) * (axes["T"] // axes["S"])
     context[...] = axes["max_context"]
+    sinks = [arena.take(specs["sinks"].shape, np.float32)] if "sinks" in specs else []
+    for each in sinks:
+        each[...] = rng.standard_normal(each.shape)
     program = Program(team)
     for copy in range(copies):
         parts = [memory[(2 * copy + i) * size:][: specs[name].bytes].view(np.uint16).reshape(specs[name].shape)
                  for i, name in enumerate(("k_cache", "v_cache"))]
-        program.add(kernel, [q, *parts, table, start, context, out],
+        program.add(kernel, [q, *parts, table, start, context, *sinks, out],
                     np.array([axes[name] for name in operator.dynamic_axes], np.int64),
                     np.array(operator.scalars(workload)))
     return program

@@ -139,12 +139,16 @@ def _linear(weight: str, act: str, m: int) -> Subject:
 # attention ----------------------------------------------------------------------------------------------------------
 
 
-def _attention(exp: Callable[[np.ndarray], np.ndarray], p_type: Callable[[np.ndarray], np.ndarray] = same) -> Kernel:
-    """softmax(q k^T) v in float32, in one pass over all positions."""
+def _attention(exp: Callable[[np.ndarray], np.ndarray], p_type: Callable[[np.ndarray], np.ndarray] = same,
+               longer: int = 0) -> Kernel:
+    """softmax(q k^T) v in float32, in one pass over all positions, with a window that is ``longer`` than it should."""
 
     def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
         p = w.problem
         heads, kv_heads, d, dtype = p.int("Hq"), p.int("Hkv"), p.int("D"), DType(p.str("kv"))
+        window = p.int("window") + longer
+        sinks = given.get("sinks", np.empty(0, F)).reshape(kv_heads, heads // kv_heads, p.int("sinks"))
+        nothing = np.zeros((p.int("sinks"), d), F)
         k_cache, v_cache = (widen(given[n], dtype).astype(F) for n in ("k_cache", "v_cache"))
         q = given["q"].reshape(-1, kv_heads, heads // kv_heads, d)
         out = np.empty_like(q)
@@ -155,10 +159,12 @@ def _attention(exp: Callable[[np.ndarray], np.ndarray], p_type: Callable[[np.nda
             k, v = k_cache[page, :, :, slot], v_cache[page, :, slot]
             for t in range(first, last):
                 seen = length - (last - t) + 1
+                low = max(seen - window, 0) if window else 0
                 for g in range(kv_heads):
-                    scores = (q[t, g] @ k[:seen, g].T) * F(op.given_scalars(w, given)[0])
+                    scores = (q[t, g] @ k[low:seen, g].T) * F(op.given_scalars(w, given)[0])
+                    scores, values = np.hstack([scores, sinks[g]]), np.vstack([v[low:seen, g], nothing])
                     weights = p_type(exp(scores - scores.max(axis=1, keepdims=True)))
-                    out[t, g] = (weights @ v[:seen, g]) / weights.sum(axis=1, keepdims=True)
+                    out[t, g] = (weights @ values) / weights.sum(axis=1, keepdims=True)
         return {"out": out.reshape(given["q"].shape)}
 
     return kernel
@@ -168,11 +174,13 @@ def _position(change: str) -> Kernel:
     """One position of the longest sequence: its value is another's (stale), or it is not there (dropped)."""
 
     def kernel(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
-        p = w.problem.int("P")
+        p, window = w.problem.int("P"), w.problem.int("window")
         s = int(given["context"].argmax())
         length = int(given["context"][s])
         queries = int(given["query_start"][s + 1] - given["query_start"][s])
-        at, other = (int(j) for j in rng.choice(max(length - queries + 1, 1), 2, replace=length - queries < 1))
+        low = max(length - queries - window + 1, 0) if window else 0
+        among = max(length - queries + 1 - low, 1)
+        at, other = (low + int(j) for j in rng.choice(among, 2, replace=among < 2))
         v = given["v_cache"].copy()
         page = given["block_table"][s]
         v[page[at // p], :, at % p] = 0 if change == "dropped" else v[page[other // p], :, other % p]
@@ -206,6 +214,21 @@ def _paged_attention(t: int, s: int) -> Subject:
                                                           for n in ("k_cache", "v_cache")}),
              "denormals flushed": altered("v_cache", lambda v: np.where(np.abs(v) < 2.0**-14, np.float16(0), v)),
              "right for positive inputs": altered("v_cache", np.abs)}
+    work = Workload.of(problem, T=t, S=s, B=16, pages=16 * s, max_context=512)
+    return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
+
+
+def _window_and_sinks(t: int, s: int) -> Subject:
+    problem = Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=32, kv="f16", window=100, sinks=1)
+    wrong = {"window one too long": _attention(np.exp, longer=1), "window one too short": _attention(np.exp, longer=-1),
+             "window ignored": _attention(np.exp, longer=1 << 20),
+             "sinks ignored": altered("sinks", lambda x: np.full_like(x, -np.inf)),
+             "sinks taken for 0": altered("sinks", np.zeros_like),
+             "sinks scaled": altered("sinks", lambda x: x * F(0.125)),
+             "sinks of the next head": altered("sinks", lambda x: np.roll(x, 1)),
+             "NaN among sinks ignored": altered("sinks", lambda x: np.where(np.isnan(x), -F(np.inf), x)),
+             "sinks right below 20": altered("sinks", lambda x: np.minimum(x, F(20))),
+             "one position dropped": _position("dropped"), "weights in bf16": _attention(np.exp, to_bf16)}
     work = Workload.of(problem, T=t, S=s, B=16, pages=16 * s, max_context=512)
     return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
 
@@ -299,6 +322,8 @@ def subjects() -> dict[str, Subject]:
         "linear a8, q6_k": _linear("q6_k", "a8", 8),
         "paged_attention, decode": _paged_attention(1, 1),
         "paged_attention, prefill": _paged_attention(16, 2),
+        "paged_attention, window and sinks, decode": _window_and_sinks(1, 1),
+        "paged_attention, window and sinks, prefill": _window_and_sinks(16, 2),
         "rms_norm": Subject(
             Workload.of(Problem.of("rms_norm", H=2048, residual=0), T=8),
             {"specification": specified, "one sum": _rms()},

@@ -241,7 +241,7 @@ def _choices(param: Param, target: Target) -> tuple[Attr, ...]:
 
 def _values(problem: Problem) -> dict[str, Any]:
     """Static attributes by name, and ``fmt``, the traits of the ``weight`` attribute where there is one."""
-    values: dict[str, Any] = dict(problem.static)
+    values: dict[str, Any] = dict(problem.attributes)
     weight = str(values.get("weight", ""))
     if weight in set(WeightFormat):
         traits = WeightFormat(weight).traits

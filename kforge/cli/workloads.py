@@ -94,8 +94,9 @@ def _shape(row: PricedRow) -> str:
             extra = "" if static["epilogue"] == "none" else f" {static['epilogue']}"
             return f"M={axes['M']} K={static['K']} N={static['N']} {static['weight']} {static['act']}{extra}"
         case "paged_attention":
+            more = "".join(f" {name}={static[name]}" for name in ("window", "sinks") if name in static)
             return (f"S={axes['S']} T={axes['T']} context={axes['max_context']} {static['Hq']}/{static['Hkv']} heads "
-                    f"D={static['D']} {static['kv']}")
+                    f"D={static['D']} {static['kv']}{more}")
     shown = {**axes, **{k: v for k, v in static.items() if k in ("H", "V", "D", "I")}}
     return " ".join(f"{k}={v}" for k, v in shown.items() if k not in ("pages", "positions", "B"))
 

@@ -9,8 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from types import MappingProxyType
 
 Attr = int | str
+
+# Attributes that an operator got after kernels of it had been stored, each with the value that those kernels have. With
+# this value an attribute stands in no key, so a key stays what it was.
+_LATER: Mapping[str, Mapping[str, Attr]] = MappingProxyType({"paged_attention": {"window": 0, "sinks": 0}})
 
 
 def attribute(text: str) -> Attr:
@@ -33,14 +38,23 @@ class Problem:
     """An operator with its static attributes: what is compiled into a kernel, and what identity matches exactly."""
 
     operator: builtins.str
-    static: tuple[tuple[str, Attr], ...]
+    static: tuple[tuple[str, Attr], ...]  # as in the key
+
+    def __post_init__(self) -> None:
+        if later := _LATER.get(self.operator):
+            object.__setattr__(self, "static", tuple(pair for pair in self.static if pair not in later.items()))
 
     @classmethod
     def of(cls, operator: builtins.str, **static: Attr) -> Problem:
         return cls(operator, attrs(static))
 
     def __getitem__(self, name: builtins.str) -> Attr:
-        return dict(self.static)[name]
+        return self.attributes[name]
+
+    @property
+    def attributes(self) -> dict[builtins.str, Attr]:
+        """All of them, those too that the key leaves out."""
+        return {**_LATER.get(self.operator, {}), **dict(self.static)}
 
     def int(self, name: builtins.str) -> builtins.int:
         value = self[name]

@@ -63,6 +63,7 @@ _EXTENTS: dict[str, dict[str, tuple[str, ...]]] = {
         "block_table": ("S", "B"),
         "query_start": ("starts",),
         "context": ("S",),
+        "sinks": ("Hq",),
         "out": ("T", "q_width"),
     },
     "rope_kv_write": {
@@ -193,8 +194,11 @@ def _bound(definition: Definition, shapes: Mapping[str, tuple[int, ...]]) -> dic
 
 
 def _reference(problem: Problem) -> str:
-    """The text of the operator's module in ``references``; without one, a call of kforge's own reference."""
-    file = Path(__file__).parent / "references" / f"{problem.operator}.py"
+    """The text of the operator's module in ``references``, of another one where the key names attributes that a key may
+    leave out; without one, a call of kforge's own reference."""
+    more = get(problem.operator).usual
+    name = "_".join([problem.operator, *more]) if more.keys() & dict(problem.static).keys() else problem.operator
+    file = Path(__file__).parent / "references" / f"{name}.py"
     said = f'"""{problem.key}, computed in float64."""\n\n'
     if file.is_file():
         return said + file.read_text(encoding="utf-8").replace(_MARK, f"ATTRIBUTES = {dict(problem.static)!r}")

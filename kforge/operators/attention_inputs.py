@@ -9,7 +9,7 @@ from kforge.core.dtypes import DType
 from kforge.core.workload import Workload
 from kforge.operators import numerics
 from kforge.operators.base import Distribution
-from kforge.operators.kv_cache import KvProblem
+from kforge.operators.kv_cache import AttentionProblem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _STALE = (Distribution.HEAVY_TAIL, Distribution.LARGE)
 # Queries follow the distribution of keys and values; with the others they are normal.
 _SAME_QUERIES = (Distribution.HEAVY_TAIL, Distribution.POSITIVE, Distribution.NEGATIVE, Distribution.TINY)
+_FAR_SINKS = (1e4, -1e4, 95.0)  # all of the weight, none of it, and so much that the rest is denormal
 _DENORMAL = {DType.F32: 1e-40, DType.BF16: 2e-39, DType.F16: 1e-5}  # normal values times this
 
 
@@ -32,10 +33,13 @@ class _Batch:
 def attention_inputs(workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
     """See ``PagedAttention.inputs``. With ROWS every sequence has a distribution of its own. What ``numerics.draw``
     does not say: ONE_HOT gives each position its value in a single component of v, in turn, so that every component is
-    a sum of few terms, in which each position weighs; CANCEL has positions in pairs with equal k and opposite v."""
+    a sum of few terms, in which each position weighs; CANCEL has positions in pairs with equal k and opposite v.
+
+    With a window, what no query sees in front of it holds poison too, and every other sequence has given back the pages
+    that hold nothing else. Sinks weigh about as much as all positions together; ``_sinks`` has the exceptions."""
     import numpy as np
 
-    p, axes = KvProblem.of(workload.problem), workload.axes
+    p, axes = AttentionProblem.of(workload.problem), workload.axes
     rng = np.random.default_rng([seed, 5])
     batch = _batch(workload, p, rng)
     table = np.full((axes["S"], axes["B"]), -1, np.int32)
@@ -53,11 +57,17 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
         kind = kinds[chosen[s]] if distribution is Distribution.ROWS else distribution
         pages = table[s, :-(-context // p.page)]
         keys, values = k[pages], v[pages]
-        _shape_cache(keys, values, context, rng, kind, p.dtype)
+        hidden = p.first_seen(context - max(int(batch.queries[s]), 1))
+        _shape_cache(keys, values, hidden, context, rng, kind, p.dtype)
         stale = np.float32(1e4) if kind in _STALE else np.float32(np.nan)
         if context % p.page:
             keys[-1, :, :, context % p.page:] = values[-1, :, context % p.page:] = stale
+        behind, rest = divmod(hidden, p.page)
+        keys[:behind] = values[:behind] = stale
+        keys[behind, :, :, :rest] = values[behind, :, :rest] = stale
         k[pages], v[pages] = keys, values
+        if s % 2 == seed % 2:
+            table[s, :behind] = -1
         queries = q[start[s]:start[s + 1]]
         if kind in _SAME_QUERIES:
             queries[...] = numerics.draw(rng, len(queries), p.heads * p.d, kind)
@@ -68,11 +78,36 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
             queries *= np.float32(0.125)  # scores so close that every position weighs
     free = np.setdiff1d(np.arange(axes["pages"]), table)
     k[free] = v[free] = np.float32(1e4) if distribution in _STALE else np.float32(np.nan)
-    return {"q": q, "k_cache": numerics.narrow(k, p.dtype), "v_cache": numerics.narrow(v, p.dtype),
+    made = {"q": q, "k_cache": numerics.narrow(k, p.dtype), "v_cache": numerics.narrow(v, p.dtype),
             "block_table": table, "query_start": start, "context": batch.context.astype(np.int32)}
+    if p.sinks:
+        longest = int(batch.context.max())
+        made["sinks"] = _sinks(np.random.default_rng([seed, 11]), p, min(longest, p.window or longest), distribution)
+    return made
 
 
-def _batch(workload: Workload, p: KvProblem, rng: np.random.Generator) -> _Batch:
+def _sinks(rng: np.random.Generator, p: AttentionProblem, seen: int, distribution: Distribution) -> np.ndarray:
+    """float32 [Hq], for queries that see up to ``seen`` positions."""
+    import numpy as np
+
+    heads, group = p.heads, p.heads // p.kv_heads
+    sinks = np.log(seen) + rng.standard_normal(heads)
+    order = rng.permutation(heads)
+    match distribution:
+        case Distribution.LARGE:  # scores are far apart
+            sinks += 30 * rng.standard_normal(heads)
+        case Distribution.HEAVY_TAIL | Distribution.MIXED | Distribution.ROWS:
+            for i, value in zip(order[:heads // 2], _FAR_SINKS, strict=False):
+                sinks[i] = value
+        case Distribution.NAN if group > 1:  # in each group: all heads of one may see a key that is NaN
+            sinks[np.arange(p.kv_heads) * group + rng.integers(0, group, p.kv_heads)] = np.nan
+        case Distribution.INFINITE:
+            for i, value in zip(order[:max(heads // 2, 1)], (-np.inf, np.inf), strict=False):
+                sinks[i] = value
+    return sinks.astype(np.float32)
+
+
+def _batch(workload: Workload, p: AttentionProblem, rng: np.random.Generator) -> _Batch:
     """Even and full when the pages suffice for S * B, else ragged within the pages; one context is ``max_context``."""
     import numpy as np
 
@@ -104,13 +139,14 @@ def _batch(workload: Workload, p: KvProblem, rng: np.random.Generator) -> _Batch
     return _Batch(queries, context)
 
 
-def _shape_cache(k: np.ndarray, v: np.ndarray, context: int, rng: np.random.Generator, kind: Distribution,
-                 dtype: DType) -> None:
-    """Give the pages of one sequence, k[pages, Hkv, D, P] and v[pages, Hkv, P, D], what its distribution asks for."""
+def _shape_cache(k: np.ndarray, v: np.ndarray, begin: int, context: int, rng: np.random.Generator,
+                 kind: Distribution, dtype: DType) -> None:
+    """Give the pages of one sequence, k[pages, Hkv, D, P] and v[pages, Hkv, P, D], what its distribution asks for. What
+    it asks of single positions is done to some of begin..context-1."""
     import numpy as np
 
     size, d = v.shape[2:]
-    places = rng.permutation(context)
+    places = begin + rng.permutation(context - begin)
     page, offset = places // size, places % size
     match kind:
         case Distribution.POSITIVE:
@@ -128,7 +164,7 @@ def _shape_cache(k: np.ndarray, v: np.ndarray, context: int, rng: np.random.Gene
         case Distribution.DENORMAL:
             v *= np.float32(_DENORMAL[dtype])
         case Distribution.MIXED:
-            v[page, :, offset] *= numerics.magnitudes(rng, (context, 1, 1))
+            v[page, :, offset] *= numerics.magnitudes(rng, (len(places), 1, 1))
         case Distribution.SPARSE:
             k *= rng.integers(0, 2, k.shape)
             v *= rng.integers(0, 2, v.shape)
@@ -136,17 +172,18 @@ def _shape_cache(k: np.ndarray, v: np.ndarray, context: int, rng: np.random.Gene
             k[...] = k[:1, :, :, :1]
             v[...] = rng.choice(numerics.TWO_BITS, (v.shape[1], 1, d))
         case Distribution.ONE_HOT:
-            sizes = rng.uniform(0.5, 1.5, (context, v.shape[1])) * rng.choice([-1, 1], (context, v.shape[1]))
+            shape = (len(places), v.shape[1])
+            sizes = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)
             v[...] = 0
-            v[page, :, offset, np.resize(rng.permutation(d), context)] = sizes * min(context, d)
+            v[page, :, offset, np.resize(rng.permutation(d), len(places))] = sizes * min(len(places), d)
         case Distribution.CANCEL:
-            pairs = context // 2
+            pairs = len(places) // 2
             one, other = slice(0, pairs), slice(pairs, 2 * pairs)
             v[page[other], :, offset[other]] = -v[page[one], :, offset[one]]
             k[page[other], :, :, offset[other]] = k[page[one], :, :, offset[one]]
         case Distribution.NAN | Distribution.INFINITE:
             heads = rng.permutation(v.shape[1])
-            here, there = (int(j) for j in rng.integers(0, context, 2))
+            here, there = (int(j) for j in rng.integers(begin, context, 2))
             if kind is Distribution.INFINITE:
                 for j, value in ((here, np.inf), (there, -np.inf)):
                     v[j // size, heads[0], j % size, int(rng.integers(0, d))] = value

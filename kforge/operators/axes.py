@@ -13,7 +13,7 @@ USUAL: dict[str, dict[str, Attr]] = {
     "linear": {"act": "a8", "epilogue": "none", "bias": 0},
     "rms_norm": {"residual": 0},
 }
-_FLAGS = ("bias", "residual")
+_FLAGS = ("bias", "residual", "sinks")
 _LARGEST = 1 << 40  # of an axis: beyond any memory
 
 
@@ -36,6 +36,8 @@ def workload_of(operator: str, axes: Mapping[str, Attr], rows: Callable[[Problem
         raise KforgeError(f"{operator} lacks {', '.join(f'{n}=...' for n in missing)}; it has {', '.join(known)}")
     for name, value in axes.items():
         number = isinstance(value, int)
+        if contract.usual.get(name) == value:
+            continue
         if name in _FLAGS and value not in (0, 1):
             raise KforgeError(f"{name}={value}: {operator}'s {name} is 0 or 1")
         if (number or name in contract.dynamic_axes) and name not in _FLAGS and not (number and _fits(value)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from kforge.core.dtypes import DType
 from kforge.core.workload import Problem
@@ -21,7 +22,7 @@ class KvProblem:
     dtype: DType
 
     @classmethod
-    def of(cls, problem: Problem) -> KvProblem:
+    def of(cls, problem: Problem) -> Self:
         made = cls(problem.int("Hq"), problem.int("Hkv"), problem.int("D"), problem.int("P"), DType(problem.str("kv")))
         if made.heads % made.kv_heads or made.d % 2 or made.page % 16 or made.dtype not in CACHE_TYPES:
             raise ValueError(f"{problem.key}: Hq must be a multiple of Hkv, D even, P a multiple of 16, "
@@ -32,3 +33,23 @@ class KvProblem:
         """``paged`` version 1: k[pages, Hkv, D, P], so that lanes run over positions, and v[pages, Hkv, P, D]."""
         return {"k_cache": (pages, self.kv_heads, self.d, self.page),
                 "v_cache": (pages, self.kv_heads, self.page, self.d)}
+
+
+@dataclass(frozen=True)
+class AttentionProblem(KvProblem):
+    """``window``: how many positions a query sees at most, the last of them its own; 0: all up to its own. ``sinks``:
+    whether each query head has a logit that takes part in the softmax and has no value."""
+
+    window: int = 0
+    sinks: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem) -> Self:
+        window, sinks = problem.int("window"), problem.int("sinks")
+        if window < 0 or sinks not in (0, 1):
+            raise ValueError(f"{problem.key}: window is a number of positions or 0, sinks 0 or 1")
+        return replace(super().of(problem), window=window, sinks=bool(sinks))
+
+    def first_seen(self, position: int) -> int:
+        """The lowest position that a query at ``position`` sees."""
+        return max(position - self.window + 1, 0) if self.window else 0

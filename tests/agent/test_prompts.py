@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from situations import ATTENTION, NORM, Story, linear_story, norm_story, shipped_template, task_of, tried
+from situations import ATTENTION, NORM, TARGET, Story, linear_story, norm_story, shipped_template, task_of, tried
 from test_evidence import INEXACT
 
 from kforge.agent import figures, prompts
@@ -23,6 +23,7 @@ from kforge.agent.transfer import Elsewhere, Transfer
 from kforge.core.paths import shipped
 from kforge.core.target import Level, Peak
 from kforge.core.trial import Failure, FailureClass, Timing
+from kforge.core.workload import Problem, Workload
 from kforge.targets.files import load_target
 
 ANALYSIS = Analysis(bottleneck=Bottleneck.EDGES, evidence="T=1 reaches 25.0 %", move=Move.EDIT, change="mask the tail",
@@ -60,6 +61,15 @@ def test_another_process_with_other_hashes_makes_the_same_bytes() -> None:
         done = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, check=True)
         found.add(done.stdout)
     assert len(found) == 1 and found != {b""}
+
+
+@pytest.mark.parametrize("window", [0, 128])
+def test_a_window_is_told_of_where_there_is_one_and_sinks_stand_among_the_tensors(window: int) -> None:
+    problem = Problem.of("paged_attention", **{**ATTENTION.attributes, "window": window, "sinks": 1})
+    contract = contract_of(Workload.of(problem, T=8, S=8, B=8, pages=64, max_context=512))
+    text = prompts.repairer(contract, TARGET, 2, shown(attention_story()), INEXACT, "edges: mask the tail").user
+    assert ("attends to max(p - 127, 0) .. p" in text) == ("`window` = 128" in text) == bool(window)
+    assert "| 6 | sinks | f32 | [32] |" in text
 
 
 def test_no_prompt_holds_a_place_of_this_machine_or_anything_of_a_check() -> None:

@@ -18,6 +18,19 @@ def test_a_problem_is_the_same_with_any_layout():
     assert "rows" not in LINEAR.without_layout.key
 
 
+def test_attributes_that_came_later_stand_in_no_key_at_the_value_that_stored_kernels_have():
+    axes = {"Hq": 8, "Hkv": 2, "D": 64, "P": 32, "kv": "f16"}
+    plain = Problem.of("paged_attention", **axes)
+    assert plain.key == "paged_attention(D=64,Hkv=2,Hq=8,P=32,kv=f16)"
+    assert plain == Problem.of("paged_attention", **axes, window=0, sinks=0) == Problem.parse(
+        "paged_attention(D=64,Hkv=2,Hq=8,P=32,kv=f16,sinks=0,window=0)")
+    assert plain.int("window") == plain["sinks"] == 0 and plain.attributes == {**axes, "window": 0, "sinks": 0}
+    more = Problem.of("paged_attention", **axes, window=128, sinks=0)
+    assert more.key == "paged_attention(D=64,Hkv=2,Hq=8,P=32,kv=f16,window=128)" and Problem.parse(more.key) == more
+    assert more.int("window") == 128 and more.int("sinks") == 0
+    assert Problem.of("other", window=0).key == "other(window=0)"
+
+
 @pytest.mark.parametrize(("text", "value"), [("12", 12), ("-3", -3), ("q4_1", "q4_1"), ("-", "-"), ("--5", "--5")])
 def test_whole_numbers_are_read_as_such(text, value):
     assert attribute(text) == value

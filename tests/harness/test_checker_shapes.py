@@ -47,6 +47,11 @@ BUCKETS = {
                           max_context=512),
     "prefill": Workload.of(Problem.of("paged_attention", Hq=6, Hkv=2, D=64, P=32, kv="f32"), T=32, S=2, B=9, pages=18,
                            max_context=256),
+    "decode, window and sinks": Workload.of(Problem.of("paged_attention", Hq=8, Hkv=1, D=64, P=32, kv="bf16",
+                                                       window=128, sinks=1), T=4, S=4, B=22, pages=88, max_context=700),
+    "prefill, window and sinks": Workload.of(Problem.of("paged_attention", Hq=6, Hkv=2, D=64, P=32, kv="f32",
+                                                        window=20, sinks=1), T=32, S=2, B=19, pages=38,
+                                             max_context=600),
 }
 
 

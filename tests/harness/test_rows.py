@@ -33,6 +33,8 @@ WORKLOADS = [
     Workload.of(Problem.of("paged_attention", Hq=6, Hkv=2, D=64, P=32, kv="f16"), T=20, S=3, B=20, pages=40,
                 max_context=601),
 ]
+WINDOWED = Workload.of(Problem.of("paged_attention", Hq=6, Hkv=2, D=64, P=32, kv="f16", window=100, sinks=1), T=20, S=3,
+                       B=20, pages=40, max_context=601)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def written(workload: Workload) -> list:
     return [s for s in get(workload.problem.operator).tensors(workload) if s.role is not Role.IN]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.problem.operator)
+@pytest.mark.parametrize("workload", [*WORKLOADS, WINDOWED], ids=lambda w: w.problem.operator)
 @pytest.mark.parametrize("distribution", [Distribution.MIXED, Distribution.ROWS])
 def test_a_part_leaves_what_stands_in_the_rows_of_the_whole(workload: Workload, distribution: Distribution) -> None:
     operator = get(workload.problem.operator)

@@ -71,6 +71,9 @@ PROBLEMS = {
     "paged_attention": Workload.of(
         Problem.of("paged_attention", kv="f16", **HEADS), T=5, S=2, B=3, pages=6, max_context=40
     ),
+    "paged_attention window sinks": Workload.of(
+        Problem.of("paged_attention", kv="f16", window=17, sinks=1, **HEADS), T=5, S=2, B=3, pages=6, max_context=40
+    ),
     "rope norm": Workload.of(Problem.of("rope_kv_write", kv="bf16", style="norm", **HEADS), T=5, pages=2, positions=50),
     "rope neox": Workload.of(Problem.of("rope_kv_write", kv="f32", style="neox", **HEADS), T=5, pages=2, positions=50),
     "qk norm": Workload.of(

@@ -94,7 +94,7 @@ def test_problems_say_shape_format_and_activations():
 def test_static_and_dynamic_axes_are_those_of_the_operators(model):
     for row in workloads(model):
         operator = get(row.workload.problem.operator)
-        assert {k for k, _ in row.workload.problem.static} == set(operator.static_axes)
+        assert set(row.workload.problem.attributes) == set(operator.static_axes)
         assert set(row.workload.axes) == set(operator.dynamic_axes)
 
 

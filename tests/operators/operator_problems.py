@@ -14,9 +14,10 @@ def linear(weight="q4_0", act="a8", epilogue="none", bias=0, rows=32, k=None, n=
     return Workload.of(problem, M=m)
 
 
-def attention(kv="f32", hq=6, hkv=2, d=64, page=32, **axes):
+def attention(kv="f32", hq=6, hkv=2, d=64, page=32, window=0, sinks=0, **axes):
     axes = axes or {"T": 20, "S": 3, "B": 20, "pages": 40, "max_context": 601}
-    return Workload.of(Problem.of("paged_attention", Hq=hq, Hkv=hkv, D=d, P=page, kv=kv), **axes)
+    static = {"Hq": hq, "Hkv": hkv, "D": d, "P": page, "kv": kv, "window": window, "sinks": sinks}
+    return Workload.of(Problem.of("paged_attention", **static), **axes)
 
 
 def rope(kv="f32", style="norm", operator="rope_kv_write"):
@@ -44,6 +45,7 @@ def all_workloads():
         made += [rope(kv, style, operator) for style in ("norm", "neox")
                  for operator in ("rope_kv_write", "qk_norm_rope_kv_write")]
         made += [attention(kv)]
+    made += [attention("bf16", window=100, sinks=1), attention("f32", window=300), attention("f16", sinks=1)]
     made += [Workload.of(Problem.of("silu_mul", I=333), T=5), Workload.of(Problem.of("gather_rows", H=65), R=3, T=5),
              Workload.of(Problem.of("argmax", V=1001), R=4)]
     return made

@@ -113,9 +113,10 @@ def test_rms_norm_bound(distribution):
         assert ratio(reference["out"], dropped, DType.F32) > 1
 
 
-def plain_attention(workload, inputs, context=None):
-    """softmax(q k^T) v in float32 in one pass, for any number of positions; ``context`` overrides how many are seen."""
+def plain_attention(workload, inputs):
+    """softmax(q k^T) v in float32 in one pass, for any number of positions."""
     p = workload.problem
+    window = p.int("window")
     heads, kv_heads, d, dtype = p.int("Hq"), p.int("Hkv"), p.int("D"), DType(p.str("kv"))
     scale = operators.get("paged_attention").given_scalars(workload, inputs)[0]
     out = np.empty_like(inputs["q"]).reshape(-1, heads, d)
@@ -127,19 +128,22 @@ def plain_attention(workload, inputs, context=None):
         k, v = k_cache[page, :, :, slot], v_cache[page, :, slot]
         for t in range(first, last):
             seen = length - (last - first) + t - first + 1
+            here = slice(max(seen - window, 0) if window else 0, seen)
             for h in range(heads):
                 g = h // (heads // kv_heads)
                 q = inputs["q"].reshape(-1, heads, d)[t, h]
-                scores = (k[:seen, g] @ q) * np.float32(scale)
+                scores = (k[here, g] @ q) * np.float32(scale)
+                if p.int("sinks"):
+                    scores = np.append(scores, inputs["sinks"][h])
                 weights = np.exp(scores - scores.max())
-                out[t, h] = (weights @ v[:seen, g]) / weights.sum()
+                out[t, h] = (weights[:here.stop - here.start] @ v[here, g]) / weights.sum()
     return out.reshape(inputs["q"].shape)
 
 
 @pytest.mark.parametrize("distribution", EVERY)
-@pytest.mark.parametrize("kv", ["f32", "bf16"])
-def test_honest_attention_uses_less_than_half_of_the_bound(kv, distribution):
-    workload = attention(kv)
+@pytest.mark.parametrize(("kv", "window", "sinks"), [("f32", 0, 0), ("bf16", 0, 0), ("f32", 0, 1), ("bf16", 100, 1)])
+def test_honest_attention_uses_less_than_half_of_the_bound(kv, window, sinks, distribution):
+    workload = attention(kv, window=window, sinks=sinks)
     _, inputs, reference = case(workload, distribution)
     assert ratio(reference["out"], plain_attention(workload, inputs), DType.F32) < 0.5
 
@@ -210,6 +214,58 @@ def test_unused_slots_hold_poison_and_unused_table_entries_are_minus_one():
     assert np.isnan(widen(inputs["k_cache"], DType.BF16)).any(axis=(1, 2)).tolist() == (~used).tolist()
     assert inputs["context"].max() == workload.axes["max_context"]
     assert len(set(inputs["context"].tolist())) > 1, "contexts are ragged"
+
+
+@pytest.mark.parametrize("distribution", [d for d in EVERY if d not in _SHOWS_NO_POSITION])
+def test_a_window_off_by_one_is_caught(distribution):
+    """One position too few loses a term; one too many reads, for the first query of a sequence, what lies in front."""
+    workload = attention(window=100)
+    operator, inputs, reference = case(workload, distribution)
+    whole = inputs | {"block_table": np.where(inputs["block_table"] < 0, 0, inputs["block_table"]).astype(np.int32)}
+    for by in (-1, 0, 1):
+        out = operator.spec(attention(window=100 + by), whole)["out"]
+        assert (ratio(reference["out"], out, DType.F32) > 1) == (by != 0), by
+
+
+@pytest.mark.parametrize("distribution", EVERY)
+def test_ignored_and_exchanged_sinks_are_caught(distribution):
+    workload = attention(window=100, sinks=1)
+    operator, inputs, reference = case(workload, distribution)
+    for wrong in (np.full(6, -np.inf), np.roll(inputs["sinks"], 1), inputs["sinks"] * 0.125, np.zeros(6)):
+        out = operator.spec(workload, inputs | {"sinks": wrong.astype(np.float32)})["out"]
+        assert ratio(reference["out"], out, DType.F32) > 1
+
+
+def test_sinks_that_are_not_finite_reach_their_own_head_only():
+    """Minus infinity is no sink, NaN and plus infinity make NaN; as large as it may be it leaves nothing, not NaN."""
+    workload = attention("bf16", window=100, sinks=1)
+    operator, inputs, _ = case(workload)
+    values = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1], np.float32)
+    given = inputs | {"sinks": values}
+    reference, out = operator.reference(workload, given)["out"], operator.spec(workload, given)["out"]
+    plain = operator.spec(attention("bf16", window=100), inputs)["out"].reshape(20, 6, 64)
+    assert ratio(reference, out, DType.F32) < 0.5
+    for heads in (reference.reference.reshape(20, 6, 64), out.reshape(20, 6, 64)):
+        assert np.isnan(heads[:, :2]).all() and np.isfinite(heads[:, 2:]).all() and not heads[:, 3].any()
+        assert np.allclose(heads[:, [2, 4]], plain[:, [2, 4]], rtol=1e-4, atol=1e-6)
+
+
+def test_what_lies_in_front_of_a_window_is_poison_and_its_pages_may_be_gone():
+    workload = attention("f32", window=100)
+    operator, inputs, _ = case(workload)
+    gone = 0
+    for s, length in enumerate(inputs["context"].tolist()):
+        queries = int(inputs["query_start"][s + 1] - inputs["query_start"][s])
+        low = max(length - max(queries, 1) - 100 + 1, 0)
+        pages = inputs["block_table"][s]
+        gone += int((pages[:low // 32] < 0).sum())
+        assert (pages[low // 32:-(-length // 32)] >= 0).all()
+        for j in range(length):
+            if pages[j // 32] >= 0:
+                values = inputs["v_cache"][pages[j // 32], :, j % 32]
+                assert np.isnan(values).all() if j < low else np.isfinite(values).all()
+    assert gone
+    assert np.isfinite(operator.spec(workload, inputs)["out"]).all()
 
 
 @pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])

@@ -156,11 +156,12 @@ def test_rope_kv_write_follows_the_document(kv, style, operator_name):
     assert got["k_cache"].tobytes() == k_cache.tobytes() and got["v_cache"].tobytes() == v_cache.tobytes()
 
 
-def attention_by_the_document(q, k, v, scale):
-    """One query head over k, v [positions, D]."""
+def attention_by_the_document(q, k, v, scale, low=0, sink=None):
+    """One query head over positions ``low`` and above of k, v [positions, D]."""
     merged = None
-    for start in range(0, len(k), 256):
-        keys, values = k[start:start + 256], v[start:start + 256]
+    for start in range(low // 256 * 256, len(k), 256):
+        begin = max(low, start)
+        keys, values = k[begin:start + 256], v[begin:start + 256]
         dot = np.zeros(len(keys), F)
         for d in range(len(q)):
             dot = fma(q[d], keys[:, d], dot)
@@ -169,7 +170,7 @@ def attention_by_the_document(q, k, v, scale):
         p = exp(s - m)
         lanes, o = np.zeros(16, F), np.zeros(len(q), F)
         for j in range(len(keys)):
-            lanes[j % 16] += p[j]
+            lanes[(begin + j) % 16] += p[j]
             o = fma(p[j], values[j], o)
         total = tree(lanes)
         if merged is None:
@@ -178,13 +179,18 @@ def attention_by_the_document(q, k, v, scale):
         top = max(merged[0], m)
         a, b = exp(np.array([merged[0] - top, m - top], F))
         merged = (top, fma(merged[1], a, total * b), fma(merged[2], a, o * b))
+    if sink is not None:
+        top = max(merged[0], sink)
+        a, b = exp(np.array([merged[0] - top, sink - top], F))
+        merged = (top, fma(merged[1], a, b), merged[2] * a)
     return merged[2] / merged[1]
 
 
-@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
-def test_paged_attention_follows_the_document(kv):
-    workload = attention(kv, 4, 2, 32, 16, T=7, S=3, B=40, pages=90, max_context=600)
-    for distribution in (Distribution.NORMAL, Distribution.LARGE):
+@pytest.mark.parametrize(("kv", "window", "sinks"), [("f32", 0, 0), ("bf16", 0, 0), ("f16", 0, 0), ("f32", 100, 1),
+                                                     ("bf16", 300, 0), ("f16", 0, 1)])
+def test_paged_attention_follows_the_document(kv, window, sinks):
+    workload = attention(kv, 4, 2, 32, 16, window, sinks, T=7, S=3, B=40, pages=90, max_context=600)
+    for distribution in (Distribution.NORMAL, Distribution.LARGE, Distribution.HEAVY_TAIL)[:2 + sinks]:
         operator, inputs = case(workload, distribution)
         out = operator.spec(workload, inputs)["out"].reshape(7, 4, 32)
         scale = F(operator.given_scalars(workload, inputs)[0])
@@ -198,20 +204,33 @@ def test_paged_attention_follows_the_document(kv):
                 seen = context - (last - first) + t - first + 1
                 for h in range(4):
                     q = inputs["q"].reshape(7, 4, 32)[t, h]
-                    want = attention_by_the_document(q, k[:seen, h // 2], v[:seen, h // 2], scale)
+                    low, sink = max(seen - window, 0) if window else 0, inputs["sinks"][h] if sinks else None
+                    want = attention_by_the_document(q, k[:seen, h // 2], v[:seen, h // 2], scale, low, sink)
                     assert out[t, h].tobytes() == want.tobytes()
 
 
-def test_a_prefill_chunk_equals_decoding_token_by_token():
-    chunk = attention(T=5, S=1, B=10, pages=10, max_context=300)
+@pytest.mark.parametrize("more", [{}, {"window": 40, "sinks": 1}, {"window": 3}])
+def test_a_prefill_chunk_equals_decoding_token_by_token(more):
+    chunk = attention(**more, T=5, S=1, B=10, pages=10, max_context=300)
     operator, inputs = case(chunk)
     want = operator.spec(chunk, inputs)["out"]
     for i in range(5):
-        one = attention(T=1, S=1, B=10, pages=10, max_context=300)
+        one = attention(**more, T=1, S=1, B=10, pages=10, max_context=300)
         step = inputs | {"q": inputs["q"][i:i + 1].copy(), "query_start": np.array([0, 1], np.int32),
                          "context": inputs["context"] - 4 + i}
         step["context"] = step["context"].astype(np.int32)
         assert operator.spec(one, step)["out"].tobytes() == want[i].tobytes()
+
+
+def test_a_window_as_long_as_the_context_and_sinks_of_minus_infinity_change_no_bit():
+    plain = attention("bf16")
+    operator, inputs = case(plain)
+    want = operator.spec(plain, inputs)["out"].tobytes()
+    wide, short = attention("bf16", window=601, sinks=1), attention("bf16", window=100)
+    none = inputs | {"sinks": np.full(6, -np.inf, F)}
+    assert operator.spec(wide, none)["out"].tobytes() == want
+    assert operator.spec(wide, inputs | {"sinks": np.zeros(6, F)})["out"].tobytes() != want
+    assert operator.spec(short, inputs)["out"].tobytes() != want
 
 
 @pytest.mark.parametrize("format", list(WeightFormat))

@@ -15,10 +15,19 @@ PROBLEMS = [SMOL,
             Problem.of("paged_attention", Hq=8, Hkv=2, D=128, P=16, kv="f32"),
             Problem.of("paged_attention", Hq=7, Hkv=1, D=80, P=48, kv="f16"),
             Problem.of("paged_attention", Hq=2, Hkv=2, D=16, P=512, kv="bf16")]
+GPT_OSS = Problem.of("paged_attention", Hq=16, Hkv=2, D=64, P=64, kv="bf16", window=128, sinks=1)
+# A window shorter than a prefill tile, one that ends with its own position, one beyond a chunk, and none.
+WINDOWS = [GPT_OSS,
+           Problem.of("paged_attention", Hq=6, Hkv=2, D=32, P=16, kv="f16", window=5, sinks=1),
+           Problem.of("paged_attention", Hq=7, Hkv=1, D=80, P=48, kv="f16", window=300),
+           Problem.of("paged_attention", Hq=2, Hkv=2, D=16, P=16, kv="f32", window=1, sinks=1),
+           Problem.of("paged_attention", Hq=8, Hkv=2, D=64, P=32, kv="bf16", sinks=1)]
 KERNELS = [("avx512", "host"), ("portable", "avx2"), ("portable", "plain")]
 # Compiling takes seconds: the portable template sees half of the problems by default.
 CASES = [pytest.param(problem, kernel, marks=pytest.mark.slow if kernel[0] == "portable" and i % 2 else ())
          for kernel in KERNELS for i, problem in enumerate(PROBLEMS)]
+CASES += [pytest.param(problem, kernel, marks=() if kernel[0] == "avx512" and i < 2 else pytest.mark.slow)
+          for kernel in KERNELS for i, problem in enumerate(WINDOWS)]
 
 
 def ragged(problem: Problem, tokens: int, sequences: int, longest: int) -> Workload:
@@ -43,25 +52,37 @@ def test_mixed_steps_are_exact(problem: Problem, kernel: tuple[str, str]) -> Non
             assert_exact(built, ragged(problem, tokens, sequences, longest), threads)
 
 
+@pytest.mark.parametrize("problem", [SMOL, GPT_OSS], ids=["plain", "window and sinks"])
 @pytest.mark.parametrize("distribution", list(Distribution))
-def test_every_distribution_is_exact(distribution: Distribution) -> None:
-    name = "avx512" if available("avx512", "host", SMOL) else "portable"
+def test_every_distribution_is_exact(distribution: Distribution, problem: Problem) -> None:
+    name = "avx512" if available("avx512", "host", problem) else "portable"
     for tokens, sequences, longest in ((2, 2, 513), (40, 2, 300)):
-        assert_exact(compiled(SMOL, name), ragged(SMOL, tokens, sequences, longest), 2, distribution)
+        assert_exact(compiled(problem, name), ragged(problem, tokens, sequences, longest), 2, distribution)
 
 
+@pytest.mark.parametrize("problem", [SMOL, GPT_OSS], ids=["plain", "window and sinks"])
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_a_long_sequence_is_cut_over_threads_without_changing_a_bit(threads: int) -> None:
-    name = "avx512" if available("avx512", "host", SMOL) else "portable"
+def test_a_long_sequence_is_cut_over_threads_without_changing_a_bit(threads: int, problem: Problem) -> None:
+    name = "avx512" if available("avx512", "host", problem) else "portable"
     for longest in (257, 2000, 5000):
-        assert_exact(compiled(SMOL, name), ragged(SMOL, 1, 1, longest), threads)
+        assert_exact(compiled(problem, name), ragged(problem, 1, 1, longest), threads)
 
 
-def test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt() -> None:
-    name = "avx512" if available("avx512", "host", SMOL) else "portable"
-    kernel, length = compiled(SMOL, name), 300
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_window_at_every_place_in_its_chunks_is_exact(threads: int) -> None:
+    """Contexts around the window's length and around multiples of a chunk, so that it lies in one chunk or in two."""
+    name = "avx512" if available("avx512", "host", GPT_OSS) else "portable"
+    for longest in (1, 127, 128, 129, 256, 257, 383, 384, 385, 512, 513, 639, 640, 700):
+        assert_exact(compiled(GPT_OSS, name), ragged(GPT_OSS, 1, 1, longest), threads)
+        assert_exact(compiled(GPT_OSS, name), ragged(GPT_OSS, min(longest, 20), 1, longest), threads)
+
+
+@pytest.mark.parametrize("problem", [SMOL, GPT_OSS], ids=["plain", "window and sinks"])
+def test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt(problem: Problem) -> None:
+    name = "avx512" if available("avx512", "host", problem) else "portable"
+    kernel, length = compiled(problem, name), 300
     operator = operators.get("paged_attention")
-    whole = ragged(SMOL, length, 1, length)
+    whole = ragged(problem, length, 1, length)
     inputs = operator.inputs(whole, 1, Distribution.NORMAL)
     wanted = run(kernel, whole, inputs, 2)["out"]
     first = 0
@@ -69,18 +90,19 @@ def test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt() -> None:
         axes = {**whole.axes, "T": size}
         part = {**inputs, "q": np.ascontiguousarray(inputs["q"][first:first + size]),
                 "query_start": np.array([0, size], np.int32), "context": np.array([first + size], np.int32)}
-        got = run(kernel, Workload.of(SMOL, 1.0, Phase.PREFILL, **axes), part, 2)["out"]
+        got = run(kernel, Workload.of(problem, 1.0, Phase.PREFILL, **axes), part, 2)["out"]
         assert np.array_equal(got.view(np.uint32), wanted[first:first + size].view(np.uint32)), f"chunk at {first}"
         first += size
 
 
 @pytest.mark.slow
-def test_parameter_sets_are_exact() -> None:
+@pytest.mark.parametrize("problem", [SMOL, GPT_OSS], ids=["plain", "window and sinks"])
+def test_parameter_sets_are_exact(problem: Problem) -> None:
     template, target = template_of("paged_attention", "avx512"), target_of("host")
-    if template.applies(SMOL, target) is not None:
+    if template.applies(problem, target) is not None:
         pytest.skip("this machine has no AVX-512")
-    points = template.space(SMOL, target)
+    points = template.space(problem, target)
     for params in points[:: max(1, len(points) // 12)]:
-        kernel = compiled(SMOL, "avx512", params=tuple(params.items()))
+        kernel = compiled(problem, "avx512", params=tuple(params.items()))
         for tokens, sequences, longest in ((3, 3, 700), (60, 5, 600)):
-            assert_exact(kernel, ragged(SMOL, tokens, sequences, longest), 2)
+            assert_exact(kernel, ragged(problem, tokens, sequences, longest), 2)
