@@ -68,6 +68,12 @@ PROBLEMS = {
     "embedding": Workload.of(Problem.of("embedding", V=40, H=64, weight="q4_1", rows=32), T=3),
     "gather_rows": Workload.of(Problem.of("gather_rows", H=16), R=3, T=7),
     "argmax": Workload.of(Problem.of("argmax", V=100), R=4),
+    "moe_route": Workload.of(Problem.of("moe_route", E=8, k=2, style="chosen"), T=3),
+    "moe_linear": Workload.of(
+        Problem.of("moe_linear", E=3, k=2, input="slot", K=64, N=64, weight="mxfp4", act="a8", epilogue="swiglu_oai",
+                   bias=1, rows=32), T=3
+    ),
+    "moe_combine": Workload.of(Problem.of("moe_combine", H=64, k=2), T=3),
     "paged_attention": Workload.of(
         Problem.of("paged_attention", kv="f16", **HEADS), T=5, S=2, B=3, pages=6, max_context=40
     ),

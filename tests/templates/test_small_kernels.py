@@ -14,7 +14,7 @@ NORMS = [Problem.of("rms_norm", H=576, residual=0),
 ROPES = [Problem.of("rope_kv_write", Hq=9, Hkv=3, D=64, P=64, kv="bf16", style="norm"),
          Problem.of("rope_kv_write", Hq=4, Hkv=2, D=80, P=16, kv="f16", style="neox"),
          Problem.of("rope_kv_write", Hq=4, Hkv=2, D=48, P=48, kv="f32", style="norm")]
-WEIGHTS = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k"]
+WEIGHTS = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "mxfp4"]
 
 
 @pytest.mark.parametrize("isa", ISAS)
