@@ -77,8 +77,8 @@ class FormatTraits:
         return 8.0 * self.file_bytes / self.file_block
 
 
-# Twice the values of a 4-bit float with 2 bits of exponent and 1 of mantissa (e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their
-# negatives), so that they are integers, plus 12, so that none is negative.
+# Twice the values of a 4-bit float with 2 bits of exponent and 1 of mantissa (e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and
+# their negatives), so that they are integers, plus 12, so that none is negative.
 _E2M1 = tuple(12 + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
 
 TRAITS = {

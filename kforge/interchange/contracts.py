@@ -288,6 +288,12 @@ def known(problem: Problem) -> bool:
     return not isinstance(operator, Imported) or operator.problem == problem
 
 
+def expressible(problem: Problem) -> bool:
+    """Whether all extents of its outputs are axes of its inputs, as that benchmark asks."""
+    definition = definition_of(problem)
+    return set(definition.var) <= {axis for t in definition.inputs.values() for axis in t.shape or ()}
+
+
 def own(definition: Definition) -> Translation | None:
     """The problem of a definition that kforge exported; None for any other, and for one that was changed since."""
     keys = [tag.removeprefix(TAG) for tag in definition.tags if tag.startswith(TAG)]

@@ -35,8 +35,8 @@ class MoeCombine(Operator):
                 TensorSpec("out", DType.F32, (t, h), Role.INOUT))
 
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
-        """Weights as a softmax gives them. For CANCEL they are equal, and every second expert of a token undoes what the
-        one before it gave."""
+        """Weights as a softmax gives them. For CANCEL they are equal, and every second expert of a token undoes what
+        the one before it gave."""
         import numpy as np
 
         h, k, t = workload.problem.int("H"), workload.problem.int("k"), workload.axes["T"]

@@ -18,7 +18,7 @@ GROUP = 32
 BIAS = 128  # of an exponent byte, the halving included
 _NAN = 255
 _LARGEST_EXPONENT = 2  # of a 4-bit float: 6 = 1.5 * 2^2
-# Halfway between neighbours of 0, 0.5, 1, 1.5, 2, 3, 4, 6; a tie goes to the even code, which is above every second one.
+# Halfway between neighbours of 0, 0.5, 1, 1.5, 2, 3, 4, 6. A tie goes to the even code: up at every second one.
 _HALFWAY = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 

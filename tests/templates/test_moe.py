@@ -35,6 +35,12 @@ MORE = [("a8_vnni", experts_problem("q6_k", "a8", "silu_gate", "slot", bias=0, r
 ALL = [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
 
 
+def quickest(problem: Problem) -> str:
+    """The template for integer weights that asks most of this machine."""
+    names = ("a8_vnni", "a8_avx2", "portable")
+    return next(n for n in names if template_of("moe_linear", n).applies(problem, target_of(ISA_OF[n])) is None)
+
+
 def skip_unless_it_runs_here(name: str, problem: Problem) -> None:
     if reason := template_of("moe_linear", name).applies(problem, target_of(ISA_OF[name])):
         pytest.skip(reason)
@@ -46,7 +52,7 @@ def test_experts_products_are_exact_for_any_tokens_and_threads(name: str, proble
     kernel = compiled(problem, name, ISA_OF[name])
     for tokens, threads, distribution in ((1, 1, Distribution.NORMAL), (1, 3, Distribution.LARGE),
                                           (5, 2, Distribution.ROWS), (41, 2, Distribution.MIXED),
-                                          (90, 7, Distribution.NORMAL)):
+                                          (90, 3, Distribution.NAN)):
         assert_exact(kernel, Workload.of(problem, T=tokens), threads, distribution)
 
 
@@ -58,18 +64,18 @@ def chosen(ids: np.ndarray, problem: Problem) -> Mapping[str, np.ndarray]:
     return {**made, "order": slots.order, "expert_start": slots.start}
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 3])
 def test_extreme_choices_of_experts_are_exact(threads: int) -> None:
-    """All tokens to one, more of them than a block of activations holds; nothing but the first and the last; one each."""
+    """All tokens to one, more of them than a block of activations holds; only the first and the last; one each."""
     problem = experts_problem("mxfp4", "a8", "swiglu_oai", "token", top=1)
-    name = "a8_vnni" if template_of("moe_linear", "a8_vnni").applies(problem, target_of("host")) is None else "portable"
+    name = quickest(problem)
     kernel = compiled(problem, name, ISA_OF[name])
     for ids in (np.full((230, 1), 4), np.repeat([0, 5], 9)[:, None], np.arange(6)[::-1, None], np.array([[5]])):
         assert_exact(kernel, Workload.of(problem, T=len(ids)), threads, inputs=chosen(ids, problem))
 
 
 def test_scratch_never_shrinks_with_more_tokens() -> None:
-    name = "a8_vnni" if template_of("moe_linear", "a8_vnni").applies(GPT_OSS, target_of("host")) is None else "portable"
+    name = quickest(GPT_OSS)
     kernel = compiled(GPT_OSS, name, ISA_OF[name])
     for threads in (1, 2, 64):
         sizes = [kernel.scratch_bytes(np.array([t], np.int64), threads) for t in range(1, 120)]
@@ -88,10 +94,11 @@ def test_bits_do_not_depend_on_parameters(name: str) -> None:
             assert_exact(kernel, Workload.of(problem, T=tokens), 2, Distribution.HEAVY_TAIL)
 
 
-@pytest.mark.parametrize(("experts", "top", "style"), [(32, 4, "chosen"), (37, 8, "all"), (4, 4, "all"), (3, 1, "chosen")])
+@pytest.mark.parametrize(("experts", "top", "style"), [(32, 4, "chosen"), (37, 8, "all"), (4, 4, "all"),
+                                                       (3, 1, "chosen")])
 def test_routing_is_exact_for_any_tokens_and_threads(experts: int, top: int, style: str) -> None:
     kernel = compiled(Problem.of("moe_route", E=experts, k=top, style=style))
-    for tokens, threads in ((1, 1), (1, 2), (4, 3), (5, 2), (70, 3), (70, 9)):
+    for tokens, threads in ((1, 1), (1, 2), (4, 3), (5, 2), (70, 3), (6, 5)):
         for distribution in (Distribution.NORMAL, Distribution.EQUAL, Distribution.NAN, Distribution.ROWS):
             workload = Workload.of(Problem.of("moe_route", E=experts, k=top, style=style), T=tokens)
             assert_exact(kernel, workload, threads, distribution)
@@ -106,7 +113,8 @@ def test_a_whole_softmax_is_exact_on_every_instruction_set(isa: str) -> None:
 
 def test_equal_logits_are_routed_to_the_lowest_ids() -> None:
     problem = Problem.of("moe_route", E=6, k=3, style="chosen")
-    logits = np.array([[1, 5, 5, 2, 5, 5], [-0.0, 0.0, -1, -0.0, 0.0, 0.0], [np.nan, 1, np.nan, 2, -np.inf, 3]], np.float32)
+    rows = [[1, 5, 5, 2, 5, 5], [-0.0, 0.0, -1, -0.0, 0.0, 0.0], [np.nan, 1, np.nan, 2, -np.inf, 3]]
+    logits = np.array(rows, np.float32)
     out = run(compiled(problem), Workload.of(problem, T=3), {"logits": logits}, 2)
     assert out["ids"].tolist() == [[1, 2, 4], [0, 1, 3], [0, 2, 5]]
 
@@ -126,9 +134,9 @@ def test_a_layer_of_experts_is_the_same_for_a_token_alone_and_among_others() -> 
     first = experts_problem("mxfp4", "a8", "swiglu_oai", "token", e=e, top=top, width=hidden, n=2 * inner)
     second = experts_problem("mxfp4", "a8", "none", "slot", e=e, top=top, width=inner, n=hidden, rows=16)
     route, combine = Problem.of("moe_route", E=e, k=top, style="chosen"), Problem.of("moe_combine", H=hidden, k=top)
-    up, down = (operators.get("moe_linear").inputs(Workload.of(p, T=1), 7, Distribution.NORMAL) for p in (first, second))
-    fits = template_of("moe_linear", "a8_vnni").applies(first, target_of("host")) is None
-    name = "a8_vnni" if fits else "portable"
+    operator = operators.get("moe_linear")
+    up, down = (operator.inputs(Workload.of(p, T=1), 7, Distribution.NORMAL) for p in (first, second))
+    name = quickest(first)
     kernels = {p: compiled(p, name, ISA_OF[name]) for p in (first, second)} | {p: compiled(p) for p in (route, combine)}
     rng = np.random.default_rng(9)
     x, logits, residual = (rng.standard_normal((20, width)).astype(np.float32) for width in (hidden, e, hidden))
