@@ -15,6 +15,7 @@ import numpy as np
 from kforge.core.dtypes import DType, WeightFormat
 from kforge.core.workload import Problem, Workload
 from kforge.operators import Operator, get, layouts
+from kforge.operators.experts import Grouping, grouped
 from kforge.operators.numerics import narrow, quantize_a8, widen
 
 Arrays = Mapping[str, np.ndarray]
@@ -310,6 +311,100 @@ def _nan_wins(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator
     return {"out": given["logits"].argmax(axis=1).astype(np.int32)}
 
 
+# experts ------------------------------------------------------------------------------------------------------------
+
+
+def _regrouped(change: Callable[[Workload, np.ndarray, np.random.Generator], np.ndarray]) -> Kernel:
+    """Slots (int32, the expert of each) get other experts."""
+
+    def kernel(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+        ids = change(w, Grouping(given["order"], given["expert_start"]).ids.copy(), rng)
+        other = grouped(ids, w.problem.int("E"))
+        return {"order": other.order, "expert_start": other.start}
+
+    return on(kernel)
+
+
+def _one_elsewhere(w: Workload, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    ids[rng.integers(0, len(ids))] += 1
+    return ids % w.problem.int("E")
+
+
+def _next_token(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+    """Rows of x by another slot's token."""
+    return {"x": np.roll(given["x"], 1, axis=0)}
+
+
+def _other_bias(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+    return {"bias": np.ascontiguousarray(np.roll(given["bias"], 1, axis=0))}
+
+
+def _moe_linear() -> Subject:
+    problem = Problem.of("moe_linear", E=6, k=2, input="token", K=256, N=64, weight="mxfp4", act="a8",
+                         epilogue="swiglu_oai", bias=1, rows=32)
+    wrong = {"one slot to its neighbour's expert": _regrouped(_one_elsewhere), "rows of another token": on(_next_token),
+             "bias of another expert": on(_other_bias), "times 1.001": TOO_LARGE,
+             "one term in K dropped": dropped("x")} | input_mistakes("x")
+    for name in ("denormals flushed", "right above 1e-5"):  # hidden by the bias, and by what a8 declares
+        wrong.pop(name)
+    return Subject(Workload.of(problem, T=8), {"specification": specified}, wrong)
+
+
+def _routed(order: Callable[[np.ndarray, np.ndarray], np.ndarray], weights: Callable[[np.ndarray], np.ndarray] = same
+            ) -> Kernel:
+    """Top k by this order of (logits, ids), a softmax over the chosen with the weights changed."""
+
+    def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+        e, k, logits = w.problem.int("E"), w.problem.int("k"), given["logits"]
+        ids = np.stack([order(row, np.arange(e))[:k] for row in logits])
+        chosen = np.take_along_axis(logits, ids, axis=1)
+        p = np.exp(chosen - chosen[:, :1])
+        slots = grouped(ids, e)
+        return {"ids": ids.astype(np.int32), "weights": weights(p / p.sum(axis=1, keepdims=True)), "order": slots.order,
+                "expert_start": slots.start}
+
+    return kernel
+
+
+def _rank(logits: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(logits), F(-np.inf), -logits)
+
+
+def _unstable(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
+    """The slots of each expert descend."""
+    out = dict(op.spec(w, given))
+    parts = [part[::-1] for part in np.split(out["order"], out["expert_start"][1:-1])]
+    return {**out, "order": np.concatenate(parts)}
+
+
+def _moe_route() -> Subject:
+    by_rank = _routed(lambda row, ids: np.lexsort((ids, _rank(row))))
+    wrong = {
+        "last among equals": _routed(lambda row, ids: np.lexsort((-ids, _rank(row)))),
+        "NaN never chosen": _routed(lambda row, ids: np.lexsort((ids, np.where(np.isnan(row), F(np.inf), -row)))),
+        "-0 below 0": _routed(lambda row, ids: np.lexsort((ids, np.signbit(row), _rank(row)))),
+        "slots of an expert in another order": _unstable,
+        "not normalised": _routed(lambda row, ids: np.lexsort((ids, _rank(row))), lambda p: p * F(0.99)),
+        "exp off by 1e-3": after(lambda p: _fast_exp(np.log(p)).astype(F), "weights"),
+        "denormals flushed": altered("logits", flushed),
+        "right for positive inputs": altered("logits", np.abs),
+    }
+    return Subject(Workload.of(Problem.of("moe_route", E=24, k=4, style="chosen"), T=8),
+                   {"specification": specified, "sorted": by_rank}, wrong)
+
+
+def _moe_combine() -> Subject:
+    def one_expert_less(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+        x = given["x"].reshape(-1, w.problem.int("k"), w.problem.int("H")).copy()
+        x[:, rng.integers(0, x.shape[1])] = 0
+        return {"x": x.reshape(given["x"].shape)}
+
+    wrong = {"one expert left out": on(one_expert_less), "rows of another token": on(_next_token),
+             "weights of 1": altered("weights", np.ones_like), "times 1.001": TOO_LARGE,
+             "residual left out": altered("out", np.zeros_like)} | input_mistakes("x")
+    return Subject(Workload.of(Problem.of("moe_combine", H=128, k=4), T=8), {"specification": specified}, wrong)
+
+
 def subjects() -> dict[str, Subject]:
     rope = Workload.of(Problem.of("rope_kv_write", Hq=4, Hkv=2, D=64, P=16, kv="bf16", style="neox"), T=8, pages=8,
                        positions=4096)
@@ -360,4 +455,7 @@ def subjects() -> dict[str, Subject]:
             {"last among equals": _last_among_equals, "NaN wins": _nan_wins, "denormals flushed": altered(
                 "logits", flushed), "starts at zero": altered("logits", lambda x: np.maximum(x, 0)),
              "last 8 left out": altered("logits", lambda x: np.where(np.arange(4096) < 4088, x, F(-np.inf)))}),
+        "moe_route": _moe_route(),
+        "moe_linear, mxfp4": _moe_linear(),
+        "moe_combine": _moe_combine(),
     }

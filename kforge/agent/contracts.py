@@ -115,9 +115,12 @@ def _tensors(operator: Operator, workload: Workload) -> tuple[TensorFacts, ...]:
     for axis in operator.dynamic_axes:
         for tensor, longer in enumerate(shapes({axis: axes[axis] + 1})):
             for place, size in enumerate(longer):
-                if size == here[tensor][place] + 1:
-                    beyond = here[tensor][place] - axes[axis]
+                each = size - here[tensor][place]
+                beyond = here[tensor][place] - each * axes[axis]
+                if each == 1:
                     names[tensor][place] = f"{axis}+{beyond}" if beyond else axis
+                elif each and not beyond:
+                    names[tensor][place] = f"{each}*{axis}"
     return tuple(
         TensorFacts(spec.name, spec.dtype.value, f"[{', '.join(names[i])}]", spec.role.value, spec.residency.value,
                     "" if spec.layout == DENSE else spec.layout.key)
@@ -135,6 +138,9 @@ def _order(operator: Operator) -> str:
         alone = len(_ALL_SPECS.findall(text)) == 1
         body = text if alone else text[text.index(begin):].split("\n}\n", 1)[0] + "\n}\n"
         helpers = [(folder / name).read_text(encoding="utf-8") for name in _LOCAL_INCLUDE.findall(text)]
-        used = [h for h in helpers if any(re.search(rf"\b{name}\b", body) for name in _TYPES.findall(h))]
-        return "\n".join(part.strip() for part in [*used, body])
+        used = [body]
+        for helper in reversed(helpers):  # a later one may name the types of an earlier one
+            if any(re.search(rf"\b{name}\b", part) for name in _TYPES.findall(helper) for part in used):
+                used.insert(0, helper)
+        return "\n".join(part.strip() for part in used)
     return textwrap.dedent(inspect.getsource(type(operator).spec)).strip()

@@ -191,8 +191,8 @@ def load(operator: str | None = None, folder: Path | None = None) -> list[Templa
 
 def layouts(problem: Problem) -> tuple[tuple[str, Layout], ...]:
     """Layouts that kernels of this problem consume, by tensor; dense tensors are not listed."""
-    if problem.operator == "linear":
-        gate_up = int(problem["epilogue"] == "silu_gate")
+    if problem.operator in ("linear", "moe_linear"):
+        gate_up = int(problem["epilogue"] in ("silu_gate", "swiglu_oai"))
         return (("w", Layout.of("panel", rows=problem.int("rows"), gate_up=gate_up)),)
     if problem.operator == "embedding":
         return (("table", Layout.of("panel", rows=problem.int("rows"), gate_up=0)),)

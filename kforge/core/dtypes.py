@@ -27,7 +27,7 @@ _SIZES = {DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.I8: 1, DType.U8: 1, D
 
 
 class WeightFormat(StrEnum):
-    """How a model file stores a weight matrix (names as in GGUF)."""
+    """How a model file stores a weight matrix (names as in GGUF). Kernels know them by their order: append only."""
 
     F32 = "f32"
     F16 = "f16"
@@ -38,6 +38,7 @@ class WeightFormat(StrEnum):
     Q4_K = "q4_k"
     Q5_K = "q5_k"
     Q6_K = "q6_k"
+    MXFP4 = "mxfp4"
 
     @property
     def traits(self) -> FormatTraits:
@@ -52,10 +53,13 @@ class WeightFormat(StrEnum):
 class FormatTraits:
     """What a kernel needs to know of a weight format.
 
-    A quantised weight is ``w = d * (u - offset) + m`` with ``u`` an unsigned integer of ``bits`` bits.  ``d`` holds for
-    ``group`` consecutive k, ``m`` is zero unless ``has_min``.  With ``superblock`` > 0 (the K formats), ``d`` and ``m``
-    are products of a float16 per ``superblock`` values and a small integer per group (both products exact in float32).
-    Source: the block structures of GGUF, as documented by the ``gguf`` package's ``quants.py``.
+    A quantised weight is ``w = d * (u - offset) + m`` with ``u`` an unsigned integer: the stored code of ``bits`` bits,
+    or ``table[code]`` where there is a table.  ``d`` holds for ``group`` consecutive k, ``m`` is zero unless
+    ``has_min``.  With ``superblock`` > 0 (the K formats), ``d`` and ``m`` are products of a float16 per ``superblock``
+    values and a small integer per group (both products exact in float32); with ``e8m0`` a scale is a byte e and
+    ``d = 2^(e - 128)``.
+    Sources: the block structures of GGUF, as documented by the ``gguf`` package's ``quants.py``; for mxfp4 the OCP
+    Microscaling Formats specification, version 1.0.
     """
 
     bits: int
@@ -65,11 +69,17 @@ class FormatTraits:
     superblock: int  # consecutive k that share float16 super-scales; 0 when scales are float16 per group
     file_block: int  # elements per block in a model file
     file_bytes: int  # bytes per block in a model file
+    table: tuple[int, ...] = ()  # u of each stored code; empty: the code itself
+    e8m0: bool = False  # scales are bytes, exponents of two
 
     @property
     def bits_per_weight(self) -> float:
         return 8.0 * self.file_bytes / self.file_block
 
+
+# Twice the values of a 4-bit float with 2 bits of exponent and 1 of mantissa (e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and
+# their negatives), so that they are integers, plus 12, so that none is negative.
+_E2M1 = tuple(12 + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
 
 TRAITS = {
     WeightFormat.F32: FormatTraits(32, 1, 0, False, 0, 1, 4),
@@ -81,4 +91,5 @@ TRAITS = {
     WeightFormat.Q4_K: FormatTraits(4, 32, 0, True, 256, 256, 144),
     WeightFormat.Q5_K: FormatTraits(5, 32, 0, True, 256, 256, 176),
     WeightFormat.Q6_K: FormatTraits(6, 16, 32, False, 256, 256, 210),
+    WeightFormat.MXFP4: FormatTraits(4, 32, 12, False, 0, 32, 17, _E2M1, True),
 }

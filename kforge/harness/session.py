@@ -165,11 +165,14 @@ def redrawn(values: np.ndarray, times: int, rng: np.random.Generator) -> np.ndar
 
 
 def rotation_copies(specs: Sequence[TensorSpec], llc_bytes: int) -> int:
-    """Copies of the streamed tensors that together exceed the last-level cache four times (and 256 MiB)."""
-    streamed = sum(round_up(s.bytes, PAGE) for s in specs if s.residency is Residency.STREAMED)
+    """Copies of the streamed tensors of which calls read more than four times the last-level cache (and 256 MiB), as
+    far as a gigabyte holds them."""
+    streamed = [(round_up(s.bytes, PAGE), s.touched) for s in specs if s.residency is Residency.STREAMED]
     if not streamed:
         return 1
-    return -(-min(max(_ROTATION_BYTES, 4 * llc_bytes), _LARGEST_ROTATION) // streamed)
+    read = sum(round(size * share) for size, share in streamed)
+    most = -(-_LARGEST_ROTATION // sum(size for size, _ in streamed))
+    return min(-(-min(max(_ROTATION_BYTES, 4 * llc_bytes), _LARGEST_ROTATION) // read), most)
 
 
 def walking_step(period: int) -> int:

@@ -22,6 +22,7 @@ from kforge.interchange.mapping import Tables, Translation, workload_at
 from kforge.interchange.schema import Axis, Definition, ElementType, Tensor
 from kforge.operators import get
 from kforge.operators.base import DENSE, Role, TensorSpec
+from kforge.operators.experts import grouped
 from kforge.operators.imported import Imported
 
 if TYPE_CHECKING:
@@ -56,6 +57,22 @@ _EXTENTS: dict[str, dict[str, tuple[str, ...]]] = {
     "silu_mul": {"gate_up": ("T", "gate_up_width"), "out": ("T", "I")},
     "gather_rows": {"x": ("T", "H"), "index": ("R",), "out": ("R", "H")},
     "argmax": {"logits": ("R", "V"), "out": ("R",)},
+    "moe_route": {
+        "logits": ("T", "E"),
+        "ids": ("T", "k"),
+        "weights": ("T", "k"),
+        "order": ("slots",),
+        "expert_start": ("expert_starts",),
+    },
+    "moe_linear": {
+        "x": ("slots", "K"),
+        "order": ("slots",),
+        "expert_start": ("expert_starts",),
+        "w": ("w_bytes",),
+        "bias": ("E", "N"),
+        "out": ("slots", "N"),
+    },
+    "moe_combine": {"x": ("slots", "H"), "weights": ("T", "k"), "out": ("T", "H")},
     "paged_attention": {
         "q": ("T", "q_width"),
         "k_cache": ("pages", "Hkv", "D", "P"),
@@ -145,6 +162,13 @@ def workload_of(problem: Problem, workload: Workload, folder: str) -> schema.Wor
     return schema.Workload(axes={name: known[name] for name in definition.var}, inputs=inputs, uuid=number)
 
 
+def with_tokens(problem: Problem, axes: Mapping[str, int]) -> dict[str, int]:
+    """The axes with the number of tokens T, which is no extent where every tensor has a row for each slot."""
+    if "slots" in axes and "T" not in axes:
+        return {**axes, "T": axes["slots"] // problem.int("k")}
+    return dict(axes)
+
+
 def tables_of(workload: Workload) -> dict[str, np.ndarray]:
     """Index tensors (int32) of a workload: valid, even, nothing else than its axes say."""
     import numpy as np
@@ -154,6 +178,10 @@ def tables_of(workload: Workload) -> dict[str, np.ndarray]:
     match problem.operator:
         case "paged_attention":
             return _attention_tables(axes, problem.int("P"))
+        case "moe_linear":
+            experts = problem.int("E")
+            slots = grouped(np.arange(axes["T"] * problem.int("k")) % experts, experts)
+            return {"order": slots.order, "expert_start": slots.start}
         case "embedding":
             limits = {"ids": problem.int("V")}
         case "gather_rows":
@@ -265,6 +293,12 @@ def known(problem: Problem) -> bool:
     return not isinstance(operator, Imported) or operator.problem == problem
 
 
+def expressible(problem: Problem) -> bool:
+    """Whether all extents of its outputs are axes of its inputs, as that benchmark asks."""
+    definition = definition_of(problem)
+    return set(definition.var) <= {axis for t in definition.inputs.values() for axis in t.shape or ()}
+
+
 def own(definition: Definition) -> Translation | None:
     """The problem of a definition that kforge exported; None for any other, and for one that was changed since."""
     keys = [tag.removeprefix(TAG) for tag in definition.tags if tag.startswith(TAG)]
@@ -297,7 +331,8 @@ class OwnTranslation(Translation):
 
     def axes(self, workload: schema.Workload, tables: Tables) -> dict[str, int]:
         wanted = get(self.problem.operator).dynamic_axes
-        known = {axis: workload.axes[axis] for axis in wanted if axis in workload.axes}
+        given = with_tokens(self.problem, workload.axes)
+        known = {axis: given[axis] for axis in wanted if axis in given}
         if "max_context" in wanted:
             context = tables("context")
             if context is None or not len(context):

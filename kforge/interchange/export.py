@@ -18,7 +18,15 @@ from kforge.core.target import Target
 from kforge.core.trial import Candidate, FailureClass, NumericsClass
 from kforge.core.workload import Problem, Workload
 from kforge.interchange import evaluations, solutions
-from kforge.interchange.contracts import PACKED, definition_of, known, operator_of, tables_of, workload_of
+from kforge.interchange.contracts import (
+    PACKED,
+    definition_of,
+    expressible,
+    known,
+    operator_of,
+    tables_of,
+    workload_of,
+)
 from kforge.interchange.mapping import workload_at
 from kforge.interchange.schema import Correctness, Definition, Environment, Evaluation, Solution, Trace
 from kforge.operators import Distribution, get
@@ -89,6 +97,9 @@ class _Export:
             if not (known(kernel.problem) and get(kernel.problem.operator).version == kernel.operator_version):
                 self._left["kernels of an operator, or of a version of one, that this kforge does not have"] += 1
                 continue
+            if not expressible(kernel.problem):
+                self._left["kernels whose outputs have an extent that no input has"] += 1
+                continue
             source = self._registry.store.get(kernel.source_hash).decode()
             self._writer.solution(kernel.problem, solutions.of_kernel(kernel, source, self._target))
             self._numerics[kernel.candidate_hash] = kernel.numerics
@@ -116,6 +127,9 @@ class _Export:
                 continue
             if not known(trial.problem):
                 self._left["trials of an operator that this kforge does not have"] += 1
+                continue
+            if not expressible(trial.problem):
+                self._left["trials of kernels whose outputs have an extent that no input has"] += 1
                 continue
             if trial.failure is None and not trial.seconds:
                 self._left["trials without a time"] += 1

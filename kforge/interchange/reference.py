@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kforge.core.dtypes import DType
 from kforge.core.workload import Problem, Workload
 from kforge.interchange.mapping import workload_at
 from kforge.operators import get
@@ -23,16 +24,20 @@ def outputs(key: str, given: Sequence[object]) -> object:
     workload = _workload(problem, [array.shape for array in arrays])
     specs = operator.tensors(workload)
     names = [spec.name for spec in specs if spec.role is not Role.OUT] + list(operator.scalar_names)
-    made = operator.reference(workload, dict(zip(names, arrays, strict=True)))
+    inputs = dict(zip(names, arrays, strict=True))
+    inputs |= {spec.name: inputs[spec.name].view(np.uint8) for spec in specs if spec.dtype is DType.U8}
+    made = operator.reference(workload, inputs)
     results = [
-        torch.tensor(made[spec.name].reference, dtype=torch.float32) for spec in specs if spec.role is not Role.IN
+        torch.tensor(made[spec.name].reference, dtype=torch.int32 if spec.dtype is DType.I32 else torch.float32)
+        for spec in specs
+        if spec.role is not Role.IN
     ]
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def _workload(problem: Problem, shapes: Sequence[tuple[int, ...]]) -> Workload:
     """The dynamic axes that give the inputs these shapes."""
-    from kforge.interchange.contracts import definition_of
+    from kforge.interchange.contracts import definition_of, with_tokens
 
     definition = definition_of(problem)
     known = {
@@ -40,4 +45,5 @@ def _workload(problem: Problem, shapes: Sequence[tuple[int, ...]]) -> Workload:
         for tensor, shape in zip(definition.inputs.values(), shapes, strict=True)
         for axis, extent in zip(tensor.shape or (), shape, strict=True)
     }
+    known = with_tokens(problem, known)
     return workload_at(problem, {axis: known[axis] for axis in get(problem.operator).dynamic_axes})

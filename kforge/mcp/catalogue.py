@@ -71,6 +71,20 @@ EXAMPLES: Mapping[str, Mapping[str, Attr]] = {
     "silu_mul": {"I": 512, "T": 8},
     "gather_rows": {"H": 256, "R": 4, "T": 8},
     "argmax": {"V": 1024, "R": 4},
+    "moe_route": {"E": 32, "k": 4, "style": "chosen", "T": 8},
+    "moe_linear": {
+        "E": 8,
+        "k": 2,
+        "input": "token",
+        "K": 256,
+        "N": 256,
+        "weight": "mxfp4",
+        "act": "a8",
+        "epilogue": "swiglu_oai",
+        "bias": 1,
+        "T": 8,
+    },
+    "moe_combine": {"H": 256, "k": 2, "T": 8},
 }
 
 

@@ -29,6 +29,7 @@ FORMATS = {
     GGMLQuantizationType.Q4_K: WeightFormat.Q4_K,
     GGMLQuantizationType.Q5_K: WeightFormat.Q5_K,
     GGMLQuantizationType.Q6_K: WeightFormat.Q6_K,
+    GGMLQuantizationType.MXFP4: WeightFormat.MXFP4,
 }
 
 NAMES: dict[Role, str] = {

@@ -147,6 +147,7 @@ _SPREAD = {
     WeightFormat.Q4_K: 257.0,  # sc * u - 7.5 * mn, sc and mn of 6 bits
     WeightFormat.Q5_K: 523.0,
     WeightFormat.Q6_K: 1367.0,  # sc * (u - 32), sc of 8 bits, u of 6
+    WeightFormat.MXFP4: 5.85,  # twice a 4-bit float
 }
 
 
@@ -172,7 +173,11 @@ def random_bytes(rng: np.random.Generator, format: WeightFormat, elements: int, 
 
 
 def _set_scales(rng: np.random.Generator, format: WeightFormat, blocks: np.ndarray, d: float) -> None:
-    scales = (d * rng.uniform(0.75, 1.25, size=len(blocks))).astype(np.float16)
+    varied = d * rng.uniform(0.75, 1.25, size=len(blocks))
+    if format.traits.e8m0:
+        blocks[:, 0] = np.rint(np.log2(varied)) + 128
+        return
+    scales = varied.astype(np.float16)
     first = blocks.shape[1] - 2 if format is WeightFormat.Q6_K else 0  # q6_k keeps its scale at the block's end
     blocks[:, first:first + 2] = scales.view(np.uint8).reshape(-1, 2)
     if format.traits.has_min:

@@ -24,6 +24,9 @@ _WHERE = {
     "silu_mul": ("small", "SiluMul"),
     "gather_rows": ("small", "GatherRows"),
     "argmax": ("small", "Argmax"),
+    "moe_route": ("moe_route", "MoeRoute"),
+    "moe_linear": ("moe_linear", "MoeLinear"),
+    "moe_combine": ("moe_combine", "MoeCombine"),
 }
 
 

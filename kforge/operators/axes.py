@@ -11,6 +11,7 @@ from kforge.operators import get, imported_names, names
 # What an operator is when a question does not say: kforge's own choice for quantised weights.
 USUAL: dict[str, dict[str, Attr]] = {
     "linear": {"act": "a8", "epilogue": "none", "bias": 0},
+    "moe_linear": {"act": "a8", "epilogue": "none", "bias": 0},
     "rms_norm": {"residual": 0},
 }
 _FLAGS = ("bias", "residual", "sinks")

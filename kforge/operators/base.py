@@ -55,7 +55,8 @@ class Distribution(StrEnum):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a launch. A packed weight is ``u8`` of shape (bytes,)."""
+    """One tensor of a launch. A packed weight is ``u8`` of shape (bytes,). ``touched``: the share of a streamed tensor
+    that one call reads, on average."""
 
     name: str
     dtype: DType
@@ -63,6 +64,7 @@ class TensorSpec:
     role: Role
     residency: Residency = Residency.HOT
     layout: Layout = DENSE
+    touched: float = 1.0
 
     @property
     def bytes(self) -> int:

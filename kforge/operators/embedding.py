@@ -11,7 +11,7 @@ from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, layouts, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
 from kforge.operators.numerics import U
-from kforge.operators.weights import with_denormals
+from kforge.operators.random_weights import with_denormals
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from kforge.core.dtypes import WeightFormat
 from kforge.core.layout import Layout
-from kforge.operators.weights import QuantizedWeight, concat, from_gguf, random
+from kforge.operators.random_weights import random
+from kforge.operators.weights import QuantizedWeight, concat, from_gguf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +75,8 @@ class _Sizes:
         if traits.superblock and k % SUPER:
             raise ValueError(f"{format} needs K to be a multiple of {SUPER}, got {k}")
         word = 2 if format is WeightFormat.F16 else 4
-        scale = (4 if traits.has_min and not traits.superblock else 2) * rows if format.quantized else 0
+        scale = (1 if traits.e8m0 else 4 if traits.has_min and not traits.superblock else 2) * rows
+        scale *= format.quantized
         header = (4 if traits.has_min else 2) * rows if traits.superblock else 0
         return cls(format, rows, -(-k // GROUP), k // SUPER if traits.superblock else 1,
                    GROUP * traits.bits // 8 // word, word, scale, header)
@@ -202,6 +204,8 @@ def _pack_panels(weight: QuantizedWeight, views: _Views, sizes: _Sizes) -> None:
             sc = _by_panel(weight.sc, sizes)
             views.scales(np.int8, 0)[...] = sc[:, :, 0::2]
             views.scales(np.int8, 1)[...] = sc[:, :, 1::2]
+        case WeightFormat.MXFP4:
+            views.scales(np.uint8, 0)[...] = _by_panel(weight.d, sizes)
 
 
 def _words(weight: QuantizedWeight) -> np.ndarray:
@@ -297,4 +301,6 @@ def _unpack_panels(views: _Views, sizes: _Sizes, k: int) -> QuantizedWeight:
         case WeightFormat.Q6_K:
             d = _by_row(views.header(0)[:, :, None])
             sc = np.stack([_by_row(views.scales(np.int8, index)) for index in (0, 1)], axis=2).reshape(rows, -1)
+        case WeightFormat.MXFP4:
+            d = _by_row(views.scales(np.uint8, 0))
     return QuantizedWeight(sizes.format, values, d, m, sc, mn)

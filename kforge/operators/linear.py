@@ -12,12 +12,12 @@ from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, layouts, numerics, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
 from kforge.operators.numerics import U
-from kforge.operators.weights import QuantizedWeight, with_denormals
+from kforge.operators.products import Gate, gated, sums
+from kforge.operators.random_weights import with_denormals
+from kforge.operators.weights import QuantizedWeight
 
 if TYPE_CHECKING:
     import numpy as np
-
-_WEIGHTS_AT_ONCE = 1 << 19  # widened to float64 at once, so that they stay in cache
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LinearProblem:
     n: int
     format: WeightFormat
     a8: bool
-    silu_gate: bool
+    gate: Gate
     residual: bool
     bias: bool
     layout: Layout
@@ -42,13 +42,14 @@ class LinearProblem:
         if act == "a8" and not format.quantized:
             raise ValueError(f"{problem.key}: a8 needs a weight of integers, {format} is not")
         layout = layouts.panel_layout(problem.int("rows"), epilogue == "silu_gate")
-        return cls(problem.int("K"), problem.int("N"), format, act == "a8", epilogue == "silu_gate",
-                   epilogue == "residual", bool(problem.int("bias")), layout)
+        gate = Gate.NONE if epilogue == "residual" else Gate(epilogue)
+        return cls(problem.int("K"), problem.int("N"), format, act == "a8", gate, epilogue == "residual",
+                   bool(problem.int("bias")), layout)
 
     @property
     def width(self) -> int:
         """Columns of the output."""
-        return self.n // 2 if self.silu_gate else self.n
+        return self.n if self.gate is Gate.NONE else self.n // 2
 
 
 class Linear(Operator):
@@ -92,7 +93,7 @@ class Linear(Operator):
         rng = np.random.default_rng([seed, 1])
         weight = layouts.random(p.format, p.n, p.k, seed)
         if distribution in (Distribution.CANCEL, Distribution.ROWS):
-            weight = _paired(weight)
+            weight = paired(weight)
         if distribution in (Distribution.MIXED, Distribution.ROWS):
             weight = with_denormals(weight, 2 if distribution is Distribution.MIXED else 8)
         made = {"x": numerics.draw(rng, m, p.k, distribution), "w": layouts.pack(weight, p.layout)}
@@ -106,28 +107,11 @@ class Linear(Operator):
         import numpy as np
 
         p = LinearProblem.of(workload.problem)
-        x, lost = inputs["x"].astype(np.float64), p.k
-        terms = (x != 0).sum(axis=1, keepdims=True)
-        if p.a8:
-            quantized = numerics.quantize_a8(inputs["x"])
-            x, lost = quantized.exact(), 127 * p.k << p.format.traits.bits
-            groups = quantized.q.reshape(len(x), -1, 32).any(axis=2).sum(axis=1, keepdims=True)
-            terms = 2 * groups * (32 // p.format.traits.group)
         weight = layouts.unpack(inputs["w"], p.format, p.n, p.k, p.layout)
-        exact, error = np.empty((2, x.shape[0], p.n))
-        size = np.abs(x).astype(np.float32)
-        step = max(1, _WEIGHTS_AT_ONCE // p.k)
-        for first in range(0, p.n, step):
-            part = _WideWeight.of(weight.rows(first, first + step))
-            with np.errstate(invalid="ignore", over="ignore"):
-                exact[:, first:first + step] = x @ part.exact.T
-                error[:, first:first + step] = size @ part.size.T
-        if p.bias:
-            exact += inputs["bias"]
-            error += np.abs(inputs["bias"])
-        error = numerics.sum_error(terms) * error + numerics.underflow(lost)
-        if p.silu_gate:
-            return {"out": _gated(exact[:, :p.width], error[:, :p.width], exact[:, p.width:], error[:, p.width:])}
+        made = sums(inputs["x"], weight, a8=p.a8, bias=inputs.get("bias"))
+        if p.gate is not Gate.NONE:
+            return {"out": gated(p.gate, made)}
+        exact, error = made.exact, made.error
         if p.residual:
             exact += inputs["residual"]
             error += 2 * U * np.abs(inputs["residual"])
@@ -138,8 +122,8 @@ class Linear(Operator):
 
         p, m = LinearProblem.of(workload.problem), workload.axes["M"]
         out = np.empty((m, p.width), np.float32)
-        spec.call("linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), int(p.a8), int(p.silu_gate),
-                  m, p.n, p.k, inputs["x"], inputs["w"], inputs.get("bias"), inputs.get("residual"), out)
+        spec.call("linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), int(p.a8), p.gate.code, m,
+                  p.n, p.k, inputs["x"], inputs["w"], inputs.get("bias"), inputs.get("residual"), out)
         return {"out": out}
 
     def cost(self, workload: Workload) -> Cost:
@@ -157,40 +141,7 @@ class Linear(Operator):
                 for m in buckets.inside(buckets.TOKENS, workload.axes["M"], seed)]
 
 
-@dataclass(frozen=True, eq=False)
-class _WideWeight:
-    """float64 [N, K]: the weight without any rounding; float32 [N, K]: the size of its parts."""
-
-    exact: np.ndarray
-    size: np.ndarray
-
-    @classmethod
-    def of(cls, weight: QuantizedWeight) -> _WideWeight:
-        import numpy as np
-
-        traits = weight.format.traits
-        if not weight.format.quantized:
-            exact = weight.dequantize().astype(np.float64)
-            return cls(exact, np.abs(exact).astype(np.float32))
-        signed = weight.values.reshape(weight.n, -1, traits.group).astype(np.float64) - traits.offset
-        product = signed * weight.scales()[:, :, None]
-        minima = weight.minima()[:, :, None] if traits.has_min else np.zeros((weight.n, 1, 1), np.float32)
-        size = np.abs(product).astype(np.float32) + np.abs(minima)
-        return cls((product + minima).reshape(weight.n, weight.k), size.reshape(weight.n, weight.k))
-
-
-def _gated(gate: np.ndarray, gate_error: np.ndarray, up: np.ndarray, up_error: np.ndarray) -> Bound:
-    import numpy as np
-
-    activated = numerics.silu(gate)
-    with np.errstate(invalid="ignore", over="ignore"):
-        exact = activated * up
-        error = np.abs(up) * 1.1 * gate_error + np.abs(activated) * up_error + 1.1 * gate_error * up_error
-        error += numerics.silu_error(gate) * np.abs(exact) + numerics.underflow(1 + np.abs(up) + np.abs(gate * up))
-    return Bound(exact, error)
-
-
-def _paired(weight: QuantizedWeight) -> QuantizedWeight:
+def paired(weight: QuantizedWeight) -> QuantizedWeight:
     """Equal integers where the CANCEL distribution has +x and -x: all terms of an output cancel."""
     import numpy as np
 

@@ -36,6 +36,8 @@ SMALLEST = {DType.F32: 2.0**-149, DType.F16: 2.0**-24, DType.BF16: 2.0**-133}  #
 U = ROUNDOFF[DType.F32]
 ETA = 2.0**-150  # half of float32's denormal spacing: what one underflow costs
 TWO_BITS = (-3.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0)
+SWIGLU_LIMIT = 7.0
+SWIGLU_ALPHA = float.fromhex("0x1.b3b646p+0")  # 1.702 as float32
 _POOL = 1_000_003  # prime, so that repeats of the pool fall on different rows
 
 
@@ -133,6 +135,20 @@ def silu_error(x: np.ndarray) -> np.ndarray:
 
     with np.errstate(over="ignore", invalid="ignore"):
         error = (8 + 4 * np.abs(x) / (1 + np.exp(x))) * U
+    return np.where(x < -87, 1.0, error)
+
+
+def swiglu_oai_error(gate: np.ndarray) -> np.ndarray:
+    """Relative error allowed to a float32 (up + 1) gate sigmoid(1.702 gate), for a clamped gate.
+
+    As for silu, with one more rounding of exp's argument (the product with 1.702), an absolute error of u |x|, and one
+    of up + 1: ``(10 + 6 |x| / (1 + e^x)) u`` with x = 1.702 gate.
+    """
+    import numpy as np
+
+    x = SWIGLU_ALPHA * gate
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = (10 + 6 * np.abs(x) / (1 + np.exp(x))) * U
     return np.where(x < -87, 1.0, error)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
+from kforge.operators import mxfp4
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 class QuantizedWeight:
     """Matrix [N, K] in a weight format. Arrays that a format lacks have a last axis of length 0.
 
-    ``values``: the unsigned integers u as uint8 [N, K]; for f32 float32, for f16 float16, for bf16 the bits as uint16.
-    ``d``: float16 [N, K / 32], for K formats the super-scale [N, K / 256].
+    ``values``: the stored codes as uint8 [N, K]: the unsigned integers u, but for mxfp4, whose table says what they
+    stand for; for f32 float32, for f16 float16, for bf16 the bits as uint16.
+    ``d``: float16 [N, K / 32], for K formats the super-scale [N, K / 256]; for mxfp4 the exponents, uint8 [N, K / 32].
     ``m``: float16, the minimum of q4_1 [N, K / 32] or ``dmin`` of q4_k and q5_k [N, K / 256].
     ``sc``: uint8 [N, K / 32] (q4_k, q5_k) or int8 [N, K / 16] (q6_k).  ``mn``: uint8 [N, K / 32] (q4_k, q5_k).
     """
@@ -49,10 +51,23 @@ class QuantizedWeight:
     def arrays(self) -> list[np.ndarray]:
         return [self.values, self.d, self.m, self.sc, self.mn]
 
+    def signed(self) -> np.ndarray:
+        """int16 [N, K]: ``u - offset`` of an integer format."""
+        import numpy as np
+
+        traits = self.format.traits
+        if traits.table:
+            return (np.array(traits.table, np.int16) - np.int16(traits.offset))[self.values]
+        wide = self.values.astype(np.int16)
+        wide -= np.int16(traits.offset)
+        return wide
+
     def scales(self) -> np.ndarray:
         """float32 [N, K / group]: ``d``, or the exact product ``d * sc`` of K formats."""
         import numpy as np
 
+        if self.format.traits.e8m0:
+            return mxfp4.scales(self.d)
         d = self.d.astype(np.float32)
         return d if not self.sc.shape[1] else spread(d, self.sc.shape[1]) * self.sc.astype(np.float32)
 
@@ -74,9 +89,7 @@ class QuantizedWeight:
         traits = self.format.traits
         if not self.format.quantized:
             return self.values.astype(np.float32)
-        grouped = self.values.reshape(self.n, -1, traits.group).astype(np.float32)
-        if traits.offset:
-            grouped -= traits.offset
+        grouped = self.signed().reshape(self.n, -1, traits.group).astype(np.float32)
         grouped *= self.scales()[:, :, None]
         if traits.has_min:
             grouped += self.minima()[:, :, None]
@@ -88,8 +101,9 @@ def spread(per_block: np.ndarray, columns: int) -> np.ndarray:
     return per_block.repeat(columns // per_block.shape[1], axis=1)
 
 
-def _weight(format: WeightFormat, values: np.ndarray, d: np.ndarray | None = None, m: np.ndarray | None = None, *,
-            sc: np.ndarray | None = None, mn: np.ndarray | None = None) -> QuantizedWeight:
+def assembled(format: WeightFormat, values: np.ndarray, d: np.ndarray | None = None, m: np.ndarray | None = None, *,
+              sc: np.ndarray | None = None, mn: np.ndarray | None = None) -> QuantizedWeight:
+    """A weight of these parts; what a format lacks is left out."""
     import numpy as np
 
     def given(part: np.ndarray | None, dtype: Any) -> np.ndarray:
@@ -124,7 +138,7 @@ def from_gguf(raw: bytes | np.ndarray, format: WeightFormat, n: int, k: int) -> 
                           f"got {data.size}: the file is truncated or corrupt")
     if not format.quantized:
         dtype = {WeightFormat.F32: np.float32, WeightFormat.F16: np.float16, WeightFormat.BF16: np.uint16}[format]
-        return _weight(format, data.view(dtype).reshape(n, k))
+        return assembled(format, data.view(dtype).reshape(n, k))
     blocks = data.reshape(-1, traits.file_bytes)
     return _DECODE[format](blocks, n, k)
 
@@ -146,16 +160,16 @@ def _nibbles(bytes_: np.ndarray, run: int) -> np.ndarray:
 
 def _q8_0(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
     # signed byte + 128 is the sign bit flipped
-    return _weight(WeightFormat.Q8_0, (blocks[:, 2:] ^ 0x80).reshape(n, k), _half(blocks, 0, n))
+    return assembled(WeightFormat.Q8_0, (blocks[:, 2:] ^ 0x80).reshape(n, k), _half(blocks, 0, n))
 
 
 def _q4_0(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
-    return _weight(WeightFormat.Q4_0, _nibbles(blocks[:, 2:], 16).reshape(n, k), _half(blocks, 0, n))
+    return assembled(WeightFormat.Q4_0, _nibbles(blocks[:, 2:], 16).reshape(n, k), _half(blocks, 0, n))
 
 
 def _q4_1(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
     values = _nibbles(blocks[:, 4:], 16).reshape(n, k)
-    return _weight(WeightFormat.Q4_1, values, _half(blocks, 0, n), _half(blocks, 2, n))
+    return assembled(WeightFormat.Q4_1, values, _half(blocks, 0, n), _half(blocks, 2, n))
 
 
 def _six_bit_scales(blocks: np.ndarray, n: int) -> dict[str, np.ndarray]:
@@ -170,7 +184,7 @@ def _six_bit_scales(blocks: np.ndarray, n: int) -> dict[str, np.ndarray]:
 
 def _q4_k(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
     values = _nibbles(blocks[:, 16:], 32).reshape(n, k)
-    return _weight(WeightFormat.Q4_K, values, _half(blocks, 0, n), _half(blocks, 2, n), **_six_bit_scales(blocks, n))
+    return assembled(WeightFormat.Q4_K, values, _half(blocks, 0, n), _half(blocks, 2, n), **_six_bit_scales(blocks, n))
 
 
 def _q5_k(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
@@ -179,7 +193,7 @@ def _q5_k(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
     values = _nibbles(blocks[:, 48:], 32).reshape(-1, 8, 32)
     fifth = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[None, :, None] & 1
     values |= fifth << 4
-    return _weight(WeightFormat.Q5_K, values.reshape(n, k), _half(blocks, 0, n), _half(blocks, 2, n),
+    return assembled(WeightFormat.Q5_K, values.reshape(n, k), _half(blocks, 0, n), _half(blocks, 2, n),
                    **_six_bit_scales(blocks, n))
 
 
@@ -190,70 +204,38 @@ def _q6_k(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
     top = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> (2 * np.arange(4, dtype=np.uint8))[None, None, :, None] & 3
     values |= top << 4
     sc = blocks[:, 192:208].view(np.int8)
-    return _weight(WeightFormat.Q6_K, values.reshape(n, k), _half(blocks, 208, n), sc=sc.reshape(n, -1))
+    return assembled(WeightFormat.Q6_K, values.reshape(n, k), _half(blocks, 208, n), sc=sc.reshape(n, -1))
+
+
+def _mxfp4(blocks: np.ndarray, n: int, k: int) -> QuantizedWeight:
+    return _mxfp4_weight(_nibbles(blocks[:, 1:], 16).reshape(n, k), blocks[:, 0].reshape(n, -1))
+
+
+def _mxfp4_weight(codes: np.ndarray, exponents: np.ndarray) -> QuantizedWeight:
+    mxfp4.require_numbers(exponents)
+    return assembled(WeightFormat.MXFP4, codes, exponents)
 
 
 _DECODE = {WeightFormat.Q8_0: _q8_0, WeightFormat.Q4_0: _q4_0, WeightFormat.Q4_1: _q4_1, WeightFormat.Q4_K: _q4_k,
-           WeightFormat.Q5_K: _q5_k, WeightFormat.Q6_K: _q6_k}
+           WeightFormat.Q5_K: _q5_k, WeightFormat.Q6_K: _q6_k, WeightFormat.MXFP4: _mxfp4}
 
 
-def random(format: WeightFormat, n: int, k: int, seed: int) -> QuantizedWeight:
-    """Every stored integer equally likely, scales within a factor of two, of either sign, and a few of zero; weights of
-    about 1 / sqrt(K). Quick."""
-    import numpy as np
+def from_mxfp4_blocks(blocks: np.ndarray, scales: np.ndarray) -> QuantizedWeight:
+    """An mxfp4 matrix as safetensors files have it: ``blocks`` uint8 [..., N, K / 32, 16], each byte two *adjacent* k,
+    the lower one in its low nibble (GGUF has k and k + 16 there); ``scales`` uint8 [..., N, K / 32]. Leading dimensions
+    (experts) come out as more rows.
 
-    rng = np.random.default_rng(seed)
-    traits = format.traits
-    if k % traits.file_block:
-        raise ValueError(f"{format} needs K to be a multiple of {traits.file_block}, got {k}")
-    if not format.quantized:
-        return _weight(format, _random_floats(format, n, k, rng))
-    values = np.frombuffer(rng.bytes(n * k), np.uint8).reshape(n, k) & np.uint8((1 << traits.bits) - 1)
-    spread_of_one = k**-0.5 / 2 ** (traits.bits - 2)
-
-    def halves(columns: int, scale: float) -> np.ndarray:
-        sizes = ((0.5 + rng.random((n, columns), np.float32)) * np.float32(scale)).astype(np.float16)
-        # Signs as files have them: the value of the largest size decides, not its absolute value.
-        return sizes * rng.choice(np.array([-1, 1, 0], np.float16), sizes.shape, p=(0.5, 0.48, 0.02))
-
-    if not traits.superblock:
-        d = halves(k // 32, spread_of_one)
-        m = -(d * np.float16(2 ** (traits.bits - 1))) * halves(k // 32, 1.0) if traits.has_min else None
-        return _weight(format, values, d, m)
-    if not traits.has_min:
-        signed = rng.integers(-128, 128, (n, k // 16)).astype(np.int8)
-        return _weight(format, values, halves(k // 256, spread_of_one / 64), sc=signed)
-    sc, mn = (rng.integers(0, 64, (n, k // 32)).astype(np.uint8) for _ in range(2))
-    d, dmin = halves(k // 256, spread_of_one / 32), halves(k // 256, spread_of_one / 32 * 2 ** (traits.bits - 1))
-    return _weight(format, values, d, dmin, sc=sc, mn=mn)
+    Raises KforgeError for shapes that do not belong together.
+    """
+    if blocks.ndim < 3 or blocks.shape[-1] != 16 or blocks.shape[:-1] != scales.shape:
+        raise KforgeError(f"mxfp4 blocks have the shape [..., rows, groups, 16] and scales [..., rows, groups], got "
+                          f"{list(blocks.shape)} and {list(scales.shape)}")
+    groups = scales.shape[-1]
+    return _mxfp4_weight(_nibbles(blocks.reshape(-1, 16), 1).reshape(-1, 32 * groups), scales.reshape(-1, groups))
 
 
-def with_denormals(weight: QuantizedWeight, every: int = 2) -> QuantizedWeight:
-    """One of ``every`` rows with denormal scales (float16) or, in a float format, denormal values: a decoder that
-    flushes them, or takes their exponent for an ordinary one, is wrong in the whole row."""
-    import numpy as np
-
-    def denormal(values: np.ndarray) -> np.ndarray:
-        wide: Any = np.uint32 if values.dtype == np.float32 else np.uint16
-        mantissa = 23 if values.dtype == np.float32 else 10 if values.dtype == np.float16 else 7
-        bits = np.array(values).view(wide)
-        bits[1::every] &= wide((1 << 8 * bits.itemsize - 1) | (1 << mantissa) - 1)
-        return bits.view(values.dtype)
-
-    values = weight.values if weight.format.quantized else denormal(weight.values)
-    return QuantizedWeight(weight.format, values, denormal(weight.d), denormal(weight.m), weight.sc, weight.mn)
-
-
-def _random_floats(format: WeightFormat, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Floats with a random sign and mantissa and one of four exponents below 2 / sqrt(K): cheap and never special."""
-    import numpy as np
-
-    wide: Any = np.uint32 if format is WeightFormat.F32 else np.uint16
-    mantissa = {WeightFormat.F32: 23, WeightFormat.F16: 10, WeightFormat.BF16: 7}[format]
-    bias = 15 if format is WeightFormat.F16 else 127
-    top = int(np.ceil(np.log2(k) / -2)) + bias
-    bits: Any = np.frombuffer(rng.bytes(n * k * np.dtype(wide).itemsize), wide).reshape(n, k)
-    sign = wide(1 << (8 * np.dtype(wide).itemsize - 1))
-    exponent = wide(max(top - 3, 1)) + (bits >> mantissa & wide(3))
-    values = (bits & (sign | wide((1 << mantissa) - 1))) | exponent << wide(mantissa)
-    return values if format is WeightFormat.BF16 else values.view(np.float32 if wide is np.uint32 else np.float16)
+def quantize_mxfp4(values: np.ndarray) -> QuantizedWeight:
+    """float32 [N, K] (K a multiple of 32) in mxfp4: each group's exponent is that of its largest value, as the OCP
+    specification has it, and each value the nearest one then, ties to the even code, too large ones to the largest."""
+    codes, exponents = mxfp4.quantize(values)
+    return _mxfp4_weight(codes, exponents)

@@ -31,7 +31,7 @@ class Task:
     @property
     def packed(self) -> bool:
         """Whether a packed weight's panel height is part of the problem."""
-        return self.problem.operator in ("linear", "embedding")
+        return self.problem.operator in ("linear", "embedding", "moe_linear")
 
     def at(self, rows: int) -> Problem:
         """The problem with its layout; ``rows`` is ignored where there is no packed weight."""
@@ -41,10 +41,10 @@ class Task:
         return Workload(self.at(rows), bucket.workload.dynamic, bucket.workload.count, bucket.workload.phase)
 
     def rows_choices(self) -> tuple[int, ...]:
-        """Panel heights worth trying: silu_gate needs 16 gate rows beside 16 up rows."""
+        """Panel heights worth trying: a gate needs 16 gate rows beside 16 up rows."""
         if not self.packed:
             return (0,)
-        gated = dict(self.problem.static).get("epilogue") == "silu_gate"
+        gated = dict(self.problem.static).get("epilogue") in ("silu_gate", "swiglu_oai")
         return tuple(r for r in ROWS_CHOICES if r >= 32 or not gated)
 
 

@@ -33,6 +33,10 @@ PROBLEMS = {
     "silu_mul": Workload.of(Problem.of("silu_mul", I=64), T=3),
     "gather_rows": Workload.of(Problem.of("gather_rows", H=64), R=3, T=5),
     "argmax": Workload.of(Problem.of("argmax", V=64), R=3),
+    "moe_route": Workload.of(Problem.of("moe_route", E=8, k=2, style="all"), T=3),
+    "moe_linear": Workload.of(Problem.of("moe_linear", E=4, k=2, input="token", K=64, N=32, weight="mxfp4", act="a8",
+                                         epilogue="swiglu_oai", bias=1, rows=32), T=3),
+    "moe_combine": Workload.of(Problem.of("moe_combine", H=64, k=2), T=3),
 }
 INEXACT = Failure(
     FailureClass.INEXACT, "the output differs from the order specification",
@@ -47,19 +51,24 @@ def test_every_operator_has_a_contract_with_its_tensors_in_launch_order_and_an_o
     assert contract.axes == get(name).dynamic_axes and contract.scalars == get(name).scalar_names
     assert "spec" in contract.order and len(contract.order) > 100
     assert contract.text and "Bound." not in contract.text  # error bounds are for relaxed kernels
-    assert bool(contract.panel) == (name in ("linear", "embedding"))
+    assert bool(contract.panel) == (name in ("linear", "embedding", "moe_linear"))
 
 
 def test_shapes_name_their_dynamic_axes() -> None:
     shapes = {t.name: t.shape for t in contract_of(PROBLEMS["paged_attention"]).tensors}
     assert shapes["q"] == "[T, 2048]" and shapes["query_start"] == "[S+1]" and shapes["block_table"] == "[S, B]"
     assert shapes["k_cache"] == "[pages, 8, 64, 64]"
+    shapes = {t.name: t.shape for t in contract_of(PROBLEMS["moe_linear"]).tensors}
+    assert shapes["x"] == "[T, 64]" and shapes["order"] == "[2*T]" and shapes["out"] == "[2*T, 16]"
 
 
 def test_a_specification_that_shares_its_file_comes_alone_with_the_helpers_that_it_uses() -> None:
     norm, rope = contract_of(PROBLEMS["rms_norm"]).order, contract_of(PROBLEMS["rope_kv_write"]).order
     assert "kf_spec_rms_norm" in norm and "kf_spec_silu_mul" not in norm and norm.rstrip().endswith("}")
     assert "inline void store(CacheType" in rope and "struct Tile" not in rope
+    moe = contract_of(PROBLEMS["moe_linear"]).order
+    places = [moe.index(text) for text in ("struct Tile", "struct Activations", "void kf_spec_moe_linear")]
+    assert places == sorted(places), "a helper comes before the one that uses it"
 
 
 def test_the_mathematics_that_kernels_may_use_is_listed_by_signature() -> None:

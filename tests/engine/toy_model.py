@@ -11,7 +11,7 @@ from kforge.core.dtypes import WeightFormat
 from kforge.models.config import Family, ModelConfig, Rope, RopeStyle
 from kforge.models.model import Model
 from kforge.models.roles import Matrix, shape_of
-from kforge.operators.weights import random
+from kforge.operators.layouts import random
 
 CONFIG = ModelConfig("toy", Family.LLAMA, layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=256,
                      vocab=320, context_length=256, rms_eps=1e-5, rope=Rope(10000.0, RopeStyle.NORM), tied_head=True,

@@ -33,7 +33,7 @@ from kforge.core.trial import (
 from kforge.core.workload import Problem, Workload
 from kforge.harness import Harness
 from kforge.harness.sandbox import Limits, run
-from kforge.interchange.contracts import definition_of, own, workload_of
+from kforge.interchange.contracts import definition_of, expressible, own, workload_of
 from kforge.interchange.dataset import Dataset, read
 from kforge.interchange.definitions import Kind, bring_in
 from kforge.interchange.export import Exported, _Export, _Writer, export
@@ -68,6 +68,11 @@ PROBLEMS = {
     "embedding": Workload.of(Problem.of("embedding", V=40, H=64, weight="q4_1", rows=32), T=3),
     "gather_rows": Workload.of(Problem.of("gather_rows", H=16), R=3, T=7),
     "argmax": Workload.of(Problem.of("argmax", V=100), R=4),
+    "moe_linear": Workload.of(
+        Problem.of("moe_linear", E=3, k=2, input="slot", K=64, N=64, weight="mxfp4", act="a8", epilogue="swiglu_oai",
+                   bias=1, rows=32), T=3
+    ),
+    "moe_combine": Workload.of(Problem.of("moe_combine", H=64, k=2), T=3),
     "paged_attention": Workload.of(
         Problem.of("paged_attention", kv="f16", **HEADS), T=5, S=2, B=3, pages=6, max_context=40
     ),
@@ -185,6 +190,12 @@ def test_their_package_accepts_every_definition_and_the_shapes_of_its_workloads(
     shapes = dict(zip(theirs.inputs, theirs.get_input_shapes(at.axes), strict=True))
     assert {n: tuple(s) for n, s in shapes.items() if s is not None} == specs
     assert theirs.get_axes_values(s if s is None else tuple(s) for s in shapes.values()) == at.axes
+
+
+def test_routing_has_an_output_whose_extent_no_input_tells_and_does_not_go_out() -> None:
+    """T * k slots; the products take that from their input ``order``."""
+    assert not expressible(Problem.of("moe_route", E=8, k=2, style="chosen"))
+    assert all(expressible(workload.problem) for workload in PROBLEMS.values())
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

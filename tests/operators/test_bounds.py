@@ -46,14 +46,14 @@ def test_honest_linear_kernels_use_less_than_half_of_the_bound(weight, distribut
 
 
 @pytest.mark.parametrize("distribution", EVERY)
-@pytest.mark.parametrize("weight", ["q8_0", "q4_1", "q5_k", "q6_k"])
+@pytest.mark.parametrize("weight", ["q8_0", "q4_1", "q5_k", "q6_k", "mxfp4"])
 def test_honest_a8_kernels_use_less_than_half_of_the_bound(weight, distribution):
     """Groups added in float32 without FMAs, in descending order."""
     workload = linear(weight, "a8", k=2048, n=256, m=16)
     _, inputs, reference = case(workload, distribution)
     stored, a = weight_of(workload, inputs), quantize_a8(inputs["x"])
     group = stored.format.traits.group
-    u = stored.values.reshape(stored.n, -1, group).astype(np.int64) - stored.format.traits.offset
+    u = stored.signed().reshape(stored.n, -1, group).astype(np.int64)
     q = a.q.reshape(16, -1, group).astype(np.int64)
     d_a = a.d.repeat(32 // group, axis=1)
     acc = np.zeros((16, stored.n), np.float32)

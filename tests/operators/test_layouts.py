@@ -23,6 +23,9 @@ def gguf_bytes(format, n, k, seed):
         values = rng.standard_normal((n, k)).astype(np.float32)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[format.name])
     blocks = rng.integers(0, 256, (n * k // t.file_block, t.file_bytes), dtype=np.uint8)
+    if t.e8m0:
+        blocks[:, 0] = rng.integers(0, 254, len(blocks))  # the smallest give denormal numbers, 255 none
+        return blocks
     places = {"q8_0": [0], "q4_0": [0], "q4_1": [0, 2], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208]}[format.value]
     for place in places:
         blocks[:, place:place + 2] = rng.normal(0, 0.02, (len(blocks), 1)).astype(np.float16).view(np.uint8)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from operators_cpp import cpu_features, open_probe, pointer
 
+F7 = np.float32(7)
 FORMS = {"portable": (), "avx2": ("-mavx2", "-mfma", "-mf16c"),
          "avx512": ("-mavx512f", "-mavx512bw", "-mavx2", "-mfma", "-mf16c")}
 
@@ -80,6 +81,25 @@ def test_every_form_of_exp_and_silu_returns_the_same_bits(probes):
             assert same_bits(call(library, f"{name}_scalar", x), want), (name, form, "scalar")
             if form != "portable":
                 assert same_bits(call(library, f"{name}_{form}", x), want), (name, form)
+
+
+def test_every_form_of_the_clamped_gate_returns_the_same_bits(probes):
+    values = sample_of_all_floats(4001)
+    near = np.linspace(-9, 9, 40_000, dtype=np.float32)
+    edges = np.array([7, -7, np.nextafter(F7, F7 * 2), np.inf, -np.inf, np.nan, 0, -0.0, -1, 1e-45], np.float32)
+    gate = np.concatenate([values, near, np.repeat(edges, 16)])
+    up = np.concatenate([np.roll(values, 7), np.random.default_rng(3).permutation(near), np.resize(edges, 160)])
+    both = np.stack([gate, up])
+    want = call(probes["portable"], "swiglu_oai_scalar", both, per_item=2)
+    for form, library in probes.items():
+        for name in ("scalar", *([form] if form != "portable" else [])):
+            assert same_bits(call(library, f"swiglu_oai_{name}", both, per_item=2), want), name
+    with np.errstate(all="ignore"):
+        g, u = np.minimum(gate.astype(np.float64), 7), np.clip(up.astype(np.float64), -7, 7)
+        exact = (u + 1) * g / (1 + np.exp(-1.702 * g))
+        settled = np.isfinite(exact) & (g > -40) & (np.abs(exact) > 1e-30)
+        assert (np.abs(want - exact)[settled] <= (4 + 2 * np.abs(g[settled])) * 2.0**-23 * np.abs(exact[settled])).all()
+    assert (np.isnan(want) == np.isnan(exact))[~(g < -1e30)].all()
 
 
 def test_silu_is_accurate_where_it_matters(probes):

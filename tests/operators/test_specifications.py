@@ -70,7 +70,7 @@ def linear_by_the_document(workload, inputs):
     else:
         a, d_w = quantize_a8(x), weight.scales()
         for k in range(0, weight.k, traits.group):
-            u = weight.values[:, k:k + traits.group].astype(np.int64) - traits.offset
+            u = weight.signed()[:, k:k + traits.group].astype(np.int64)
             q, d_a = a.q[:, k:k + traits.group].astype(np.int64), a.d[:, k // 32, None]
             acc = fma((q @ u.T).astype(F), d_w[None, :, k // traits.group] * d_a, acc)
             if traits.has_min:

@@ -16,7 +16,7 @@ ROPES = [Problem.of("rope_kv_write", Hq=9, Hkv=3, D=64, P=64, kv="bf16", style="
          Problem.of("rope_kv_write", Hq=4, Hkv=2, D=48, P=48, kv="f32", style="norm"),
          Problem.of("qk_norm_rope_kv_write", Hq=4, Hkv=2, D=128, P=64, kv="f16", style="neox"),
          Problem.of("qk_norm_rope_kv_write", Hq=2, Hkv=1, D=48, P=16, kv="bf16", style="norm")]
-WEIGHTS = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k"]
+WEIGHTS = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "mxfp4"]
 
 
 @pytest.mark.parametrize("isa", ISAS)

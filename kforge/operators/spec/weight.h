@@ -58,7 +58,8 @@ inline Take take_of(panel::Format format, int64_t rows) {
         case Format::q4_1: return take_of<Format::q4_1>(rows);
         case Format::q4_k: return take_of<Format::q4_k>(rows);
         case Format::q5_k: return take_of<Format::q5_k>(rows);
-        default: return take_of<Format::q6_k>(rows);
+        case Format::q6_k: return take_of<Format::q6_k>(rows);
+        default: return take_of<Format::mxfp4>(rows);
     }
 }
 

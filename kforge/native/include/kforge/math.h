@@ -108,6 +108,18 @@ KF_INLINE float exp(float x) {
 
 KF_INLINE float silu(float x) { return x / (1.0f + kf::exp(-x)); }
 
+namespace detail {
+constexpr float kSwigluLimit = 7.0f, kSwigluAlpha = 1.702f;
+}
+
+/* The clamped gate of GPT-OSS: (up + 1) * gate * sigmoid(1.702 gate), with gate at most 7 and up within +-7. A NaN stays one. */
+KF_INLINE float swiglu_oai(float gate, float up) {
+    using namespace detail;
+    const float g = gate > kSwigluLimit ? kSwigluLimit : gate;
+    const float u = up > kSwigluLimit ? kSwigluLimit : up < -kSwigluLimit ? -kSwigluLimit : up;
+    return (u + 1.0f) * (g / (1.0f + kf::exp(-(kSwigluAlpha * g))));
+}
+
 /* The tree over 16 lanes: l and l+8, then +4, +2, +1. */
 KF_INLINE float tree_sum(const float lanes[16]) {
     float a[8], b[4];
@@ -184,6 +196,14 @@ KF_INLINE __m256 silu(__m256 x) {
     return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), kf::exp(minus)));
 }
 
+KF_INLINE __m256 swiglu_oai(__m256 gate, __m256 up) {
+    const __m256 one = _mm256_set1_ps(1.0f), limit = _mm256_set1_ps(detail::kSwigluLimit);
+    const __m256 g = _mm256_min_ps(limit, gate); /* the second operand survives when one is NaN */
+    const __m256 u = _mm256_max_ps(_mm256_set1_ps(-detail::kSwigluLimit), _mm256_min_ps(limit, up));
+    const __m256 minus = _mm256_xor_ps(_mm256_mul_ps(_mm256_set1_ps(detail::kSwigluAlpha), g), _mm256_set1_ps(-0.0f));
+    return _mm256_mul_ps(_mm256_add_ps(u, one), _mm256_div_ps(g, _mm256_add_ps(one, kf::exp(minus))));
+}
+
 /* Lanes 0..7 in low, 8..15 in high. */
 KF_INLINE float tree_sum(__m256 low, __m256 high) {
     const __m256 a = _mm256_add_ps(low, high);
@@ -228,6 +248,15 @@ KF_INLINE __m512 exp(__m512 x) {
 KF_INLINE __m512 silu(__m512 x) {
     const __m512 minus = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MIN)));
     return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), kf::exp(minus)));
+}
+
+KF_INLINE __m512 swiglu_oai(__m512 gate, __m512 up) {
+    const __m512 one = _mm512_set1_ps(1.0f), limit = _mm512_set1_ps(detail::kSwigluLimit);
+    const __m512 g = _mm512_min_ps(limit, gate);
+    const __m512 u = _mm512_max_ps(_mm512_set1_ps(-detail::kSwigluLimit), _mm512_min_ps(limit, up));
+    const __m512i scaled = _mm512_castps_si512(_mm512_mul_ps(_mm512_set1_ps(detail::kSwigluAlpha), g));
+    const __m512 minus = _mm512_castsi512_ps(_mm512_xor_si512(scaled, _mm512_set1_epi32(INT32_MIN)));
+    return _mm512_mul_ps(_mm512_add_ps(u, one), _mm512_div_ps(g, _mm512_add_ps(one, kf::exp(minus))));
 }
 
 #if defined(__AVX2__) && defined(__FMA__)

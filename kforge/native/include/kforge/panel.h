@@ -12,7 +12,7 @@
 namespace kf {
 namespace panel {
 
-enum class Format { f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q5_k, q6_k };
+enum class Format { f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, mxfp4 };
 
 constexpr int kTileRows = 16, kGroup = 32, kSuper = 256;
 
@@ -26,9 +26,13 @@ constexpr int bits(Format f) {
            : f == Format::q6_k ? 6
                                : 4;
 }
-constexpr int offset(Format f) { return f == Format::q8_0 ? 128 : f == Format::q4_0 ? 8 : f == Format::q6_k ? 32 : 0; }
+constexpr int offset(Format f) {
+    return f == Format::q8_0 ? 128 : f == Format::q4_0 ? 8 : f == Format::q6_k ? 32 : f == Format::mxfp4 ? 12 : 0;
+}
 constexpr bool is_float(Format f) { return bits(f) >= 16; }
 constexpr bool is_k(Format f) { return f == Format::q4_k || f == Format::q5_k || f == Format::q6_k; }
+/* Scales are bytes e, and d = 2^(e - 128). */
+constexpr bool e8m0(Format f) { return f == Format::mxfp4; }
 constexpr bool has_min(Format f) { return f == Format::q4_1 || f == Format::q4_k || f == Format::q5_k; }
 
 template <Format F, int ROWS>
@@ -39,7 +43,7 @@ struct Panel {
     /* Bytes of a tile: 16 rows x 32 k of values. */
     static constexpr int64_t kTileBytes = kTileRows * kGroup * bits(F) / 8;
     /* Bytes of one group's scales, of all rows. */
-    static constexpr int64_t kScaleBytes = is_float(F) ? 0 : (is_k(F) || !has_min(F) ? 2 : 4) * ROWS;
+    static constexpr int64_t kScaleBytes = is_float(F) ? 0 : (e8m0(F) ? 1 : is_k(F) || !has_min(F) ? 2 : 4) * ROWS;
     /* Bytes of the header in front of 256 k: d f16[ROWS], dmin f16[ROWS] if the format has a minimum. */
     static constexpr int64_t kHeaderBytes = is_k(F) ? (has_min(F) ? 4 : 2) * ROWS : 0;
     /* From one group of 32 k to the next inside the same 256 k. */
@@ -78,6 +82,16 @@ KF_INLINE uint16_t load_u16(const uint8_t *p) {
     return v;
 }
 
+/* 2^(e - 128): half of what the byte stands for in the OCP specification, because the integers are twice the 4-bit floats. */
+KF_INLINE float e8m0_to_f32(uint8_t e) { return from_bits(e < 2 ? 0x00200000u << e : (e - 1u) << 23); }
+
+/* Twice the 4-bit float (e2m1) that a code stands for, plus the offset of 12. The digits of the constant are twice 0, 0.5, 1, 1.5,
+ * 2, 3, 4 and 6; bit 3 of a code is its sign. */
+KF_INLINE int32_t e2m1_unsigned(int32_t code) {
+    const int32_t twice = 0xc8643210u >> 4 * (code & 7) & 15;
+    return code & 8 ? 12 - twice : 12 + twice;
+}
+
 /* d and m (+0 without a minimum) of one weight as float32: for K formats d = d * sc and m = -(dmin * mn), both exact. */
 struct Scale {
     float d, m;
@@ -90,6 +104,7 @@ KF_INLINE Scale scale(const uint8_t *data, int64_t K, int64_t p, int64_t k) {
     const int64_t g = k / kGroup, r = p % ROWS;
     const uint8_t *base = data + p / ROWS * P::bytes(K);
     const uint8_t *s = base + P::scales(g);
+    if (e8m0(F)) return {e8m0_to_f32(s[r]), 0.0f};
     if (!is_k(F))
         return {f16_to_f32(load_u16(s + 2 * r)), has_min(F) ? f16_to_f32(load_u16(s + 2 * (ROWS + r))) : 0.0f};
     const uint8_t *h = base + P::header(g);
@@ -99,7 +114,7 @@ KF_INLINE Scale scale(const uint8_t *data, int64_t K, int64_t p, int64_t k) {
     return {d * static_cast<float>(s[r]), -(dmin * static_cast<float>(s[ROWS + r]))};
 }
 
-/* The unsigned stored integer of packed row p at k (integer formats). */
+/* The unsigned integer u of packed row p at k (integer formats): as it is stored, for mxfp4 what the stored code stands for. */
 template <Format F, int ROWS>
 KF_INLINE int32_t code(const uint8_t *data, int64_t K, int64_t p, int64_t k) {
     using P = Panel<F, ROWS>;
@@ -109,7 +124,7 @@ KF_INLINE int32_t code(const uint8_t *data, int64_t K, int64_t p, int64_t k) {
     const int32_t low = t[64 * j] >> (4 * half) & 15;
     if (F == Format::q5_k) return low | (t[256] >> (4 * half + j) & 1) << 4;
     if (F == Format::q6_k) return low | (t[256 + 64 * half] >> (2 * j) & 3) << 4;
-    return low;
+    return F == Format::mxfp4 ? e2m1_unsigned(low) : low;
 }
 
 /* The weight of packed row p at k as float32, one rounding (none for formats without a minimum). */

@@ -1,0 +1,108 @@
+// What the order specifications of `linear` and `moe_linear` share: dot products, bias, and gates.
+#ifndef KFORGE_SPEC_LINEAR_H
+#define KFORGE_SPEC_LINEAR_H
+
+#include <algorithm>
+#include <vector>
+
+#include "weight.h"
+
+namespace kf {
+namespace spec {
+
+struct Activations {
+    std::vector<int8_t> q;   // [M][K]
+    std::vector<float> d;    // [M][K / 32]
+    std::vector<int32_t> sum;
+};
+
+inline Activations quantize(const float *x, int64_t M, int64_t K) {
+    Activations a{std::vector<int8_t>(M * K), std::vector<float>(M * K / 32), std::vector<int32_t>(M * K / 32)};
+    for (int64_t g = 0; g < M * K / 32; ++g) {
+        uint32_t top = 0;
+        for (int i = 0; i < 32; ++i) top = std::max(top, kf::bits(kf::abs(x[g * 32 + i])));
+        const float amax = kf::from_bits(top);
+        const float inverse = a8_inverse(amax);
+        a.d[g] = kf::a8_scale(amax);
+        for (int i = 0; i < 32; ++i) {
+            const int32_t q = a8_quantize(x[g * 32 + i], inverse);
+            a.q[g * 32 + i] = static_cast<int8_t>(q);
+            a.sum[g] += q;
+        }
+    }
+    return a;
+}
+
+// One token against 16 rows. The lanes are independent: running over them innermost keeps each one's order.
+inline void dot_a8(const Tile &w, const Activations &a, int64_t token, int64_t K, int step, bool minimum, float *acc) {
+    for (int l = 0; l < kLanes; ++l) acc[l] = 0.0f;
+    for (int64_t k0 = 0; k0 < K; k0 += step) {
+        int32_t idot[kLanes] = {};
+        for (int64_t k = k0; k < k0 + step; ++k)
+            for (int l = 0; l < kLanes; ++l) idot[l] += w.code[k * kLanes + l] * a.q[token * K + k];
+        const int64_t group = (token * K + k0) / 32;
+        const float *d = &w.d[k0 / 16 * kLanes], *m = &w.m[k0 / 16 * kLanes];
+        for (int l = 0; l < kLanes; ++l) acc[l] = kf::fma(static_cast<float>(idot[l]), d[l] * a.d[group], acc[l]);
+        if (minimum)
+            for (int l = 0; l < kLanes; ++l) acc[l] = kf::fma(m[l], a.d[group] * static_cast<float>(a.sum[group]), acc[l]);
+    }
+}
+
+inline void dot_f32(const Tile &w, const float *x, int64_t K, float *acc) {
+    for (int64_t k0 = 0; k0 < K; k0 += 128) {
+        float block[kLanes] = {};
+        for (int64_t k = k0; k < std::min(K, k0 + 128); ++k)
+            for (int l = 0; l < kLanes; ++l) block[l] = kf::fma(x[k], w.value[k * kLanes + l], block[l]);
+        for (int l = 0; l < kLanes; ++l) acc[l] = k0 == 0 ? block[l] : acc[l] + block[l];
+    }
+}
+
+enum class Gate { none, silu, swiglu_oai };
+
+// Static attributes of a `linear`.
+struct Linear {
+    panel::Format format;
+    int64_t rows;
+    bool a8;
+    Gate gate;
+    int64_t N, K;
+};
+
+inline float gated(Gate gate, float g, float up) { return gate == Gate::silu ? silu(g) * up : swiglu_oai(g, up); }
+
+// x[M, K] against one matrix. bias and residual may be null; with a gate, out is [M, N / 2] and the residual is not used.
+inline void linear(const Linear &p, int64_t M, const float *x, const uint8_t *weight, const float *bias, const float *residual,
+                   float *out) {
+    const Take take = take_of(p.format, p.rows);
+    const Activations a = p.a8 ? quantize(x, M, p.K) : Activations{};
+    const int step = p.format == panel::Format::q6_k ? 16 : 32;
+    const bool gate = p.gate != Gate::none;
+    const int64_t width = gate ? p.N / 2 : p.N;
+    const auto compute = [&](const Tile &tile, int64_t token, int64_t first, int64_t count, float *acc) {
+        if (p.a8)
+            dot_a8(tile, a, token, p.K, step, panel::has_min(p.format), acc);
+        else
+            dot_f32(tile, x + token * p.K, p.K, acc);
+        for (int64_t l = 0; bias && l < count; ++l) acc[l] += bias[first + l];
+    };
+    Tile tile, up;
+    float acc[kLanes], other[kLanes];
+    for (int64_t n = 0; n < width; n += kLanes) {
+        const int64_t count = std::min<int64_t>(kLanes, width - n);
+        take(weight, p.N, p.K, gate, n, n + count, p.a8, &tile);
+        if (gate) take(weight, p.N, p.K, true, width + n, width + n + count, p.a8, &up);
+        for (int64_t token = 0; token < M; ++token) {
+            compute(tile, token, n, count, acc);
+            if (gate) compute(up, token, width + n, count, other);
+            for (int64_t l = 0; l < count; ++l) {
+                const int64_t at = token * width + n + l;
+                out[at] = gate ? gated(p.gate, acc[l], other[l]) : residual ? residual[at] + acc[l] : acc[l];
+            }
+        }
+    }
+}
+
+}  // namespace spec
+}  // namespace kf
+
+#endif
