@@ -6,6 +6,7 @@ Slot t * k + j is the j-th choice of token t. *Grouped* means slots by expert, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kforge.core.dtypes import WeightFormat
@@ -16,6 +17,9 @@ from kforge.operators.weights import QuantizedWeight
 
 if TYPE_CHECKING:
     import numpy as np
+
+_CROWD = 0.75  # of the tokens
+_SURE = 1e3  # a preference that no chance outweighs
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,20 +58,30 @@ def touched(tokens: int, experts: int, k: int) -> float:
     return experts * (1 - (1 - k / experts) ** tokens)
 
 
-def draw(rng: np.random.Generator, tokens: int, experts: int, k: int, distribution: Distribution) -> np.ndarray:
-    """int32 [T, k]: distinct experts for each token. In timed calls (NORMAL) all are equally likely; elsewhere that, or
-    all tokens have the same ones, or only the first or last few are chosen, or a few are chosen by most."""
+class Crowding(StrEnum):
+    """How tokens fall on experts. Cases take them in turn, from seed to seed; timed calls are even."""
+
+    EVEN = "even"  # all experts equally likely
+    ONE = "one"  # all tokens have the same k
+    ENDS = "ends"  # only the first few, or the last few, have any
+    MOST = "most"  # most tokens have the same k, the others any
+
+    @classmethod
+    def of(cls, seed: int, distribution: Distribution) -> Crowding:
+        return cls.EVEN if distribution is Distribution.NORMAL else list(cls)[seed % len(cls)]
+
+
+def draw(rng: np.random.Generator, tokens: int, experts: int, k: int, crowding: Crowding) -> np.ndarray:
+    """int32 [T, k]: distinct experts for each token."""
     import numpy as np
 
-    lot = 0 if distribution is Distribution.NORMAL else int(rng.integers(4))
-    preference = np.zeros(experts)
-    if lot == 1:
-        preference[rng.permutation(experts)[:k]] = 1e3
-    elif lot == 2:
+    preference = np.zeros((tokens, experts))
+    if crowding in (Crowding.ONE, Crowding.MOST):
+        crowd = crowding is Crowding.ONE or rng.random((tokens, 1)) < _CROWD
+        preference += _SURE * crowd * np.isin(np.arange(experts), rng.permutation(experts)[:k])
+    elif crowding is Crowding.ENDS:
         few = min(experts, k + 1)
-        preference[slice(None, few) if rng.integers(2) else slice(-few, None)] = 1e3
-    elif lot == 3:
-        preference = -2 * np.log1p(rng.permutation(experts))
+        preference[:, slice(None, few) if rng.integers(2) else slice(-few, None)] = _SURE
     # The largest of Gumbel variables shifted by log p are a draw without replacement by p.
     return np.argsort(-(preference + rng.gumbel(size=(tokens, experts))), axis=1)[:, :k].astype(np.int32)
 

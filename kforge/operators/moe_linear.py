@@ -11,7 +11,7 @@ from kforge.core.layout import Layout
 from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, experts, layouts, numerics, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Part, Residency, Role, TensorSpec
-from kforge.operators.experts import Grouping, grouped
+from kforge.operators.experts import Crowding, Grouping, grouped
 from kforge.operators.linear import paired
 from kforge.operators.numerics import U
 from kforge.operators.products import Gate, gated, sums
@@ -94,7 +94,8 @@ class MoeLinear(Operator):
 
         p, t = MoeLinearProblem.of(workload.problem), workload.axes["T"]
         rng = np.random.default_rng([seed, 13])
-        slots = grouped(experts.draw(rng, t, p.experts, p.top, distribution), p.experts)
+        crowding = Crowding.of(seed, distribution)
+        slots = grouped(experts.draw(rng, t, p.experts, p.top, crowding), p.experts)
         size = layouts.packed_bytes(p.format, p.n, p.k, p.layout)
         w = np.empty(p.experts * size, np.uint8)
         for e in range(p.experts):

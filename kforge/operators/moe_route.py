@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _FARTHEST = 1e4  # from the largest logit: its exponential is zero long before
+_ARRANGED = frozenset({Distribution.HEAVY_TAIL, Distribution.POSITIVE, Distribution.NEGATIVE, Distribution.TINY,
+                       Distribution.LARGE, Distribution.MIXED, Distribution.CANCEL})
 
 
 @dataclass(frozen=True)
@@ -66,20 +68,23 @@ class MoeRoute(Operator):
                 TensorSpec("expert_start", DType.I32, (p.experts + 1,), Role.OUT))
 
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
-        """Beside the distribution's own values, by lot: whole numbers, so that many are equal, or the same k experts,
-        neighbours at either end or anywhere, far above all others in every row."""
+        """In turn from seed to seed, but where that would hide what a distribution is for: its own values; columns
+        drawn with repetition, so that many are equal; the same k experts far above all others in every row, anywhere
+        or neighbours at either end. The rows of zeros of SPARSE begin with a negative one."""
         import numpy as np
 
         p, t = RouteProblem.of(workload.problem), workload.axes["T"]
         rng = np.random.default_rng([seed, 11])
         logits = numerics.draw(rng, t, p.experts, distribution)
-        lot = 0 if distribution is Distribution.NORMAL else int(rng.integers(4))
-        if lot == 1:
-            logits = np.rint(logits)
-        elif lot > 1 and np.isfinite(logits).all():
+        turn = seed % 4 if distribution in _ARRANGED else 0
+        if turn == 1:
+            logits = np.ascontiguousarray(logits[:, rng.integers(0, p.experts, p.experts)])
+        elif turn > 1:
             first = int(rng.choice([0, p.experts - p.k]))
-            same = rng.permutation(p.experts)[:p.k] if lot == 2 else np.arange(first, first + p.k)
+            same = rng.permutation(p.experts)[:p.k] if turn == 2 else np.arange(first, first + p.k)
             logits[:, same] += 4 * np.abs(logits).max()
+        if distribution is Distribution.SPARSE:
+            logits[int(t > 1)::4] = np.resize(np.array([-0.0, 0.0], np.float32), p.experts)
         return {"logits": logits}
 
     def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:

@@ -32,9 +32,9 @@ WRONG = {
     "NaN never chosen": (ROUTE, ": INT32_MAX", ": INT32_MIN"),
     "an expert that is not chosen begins at 0": (ROUTE, "start[e] = next[e - first] = before;",
                                                  "next[e - first] = before; start[e] = count ? before : 0;"),
-    "no more than 12 tokens an expert": (
+    "no more than 8 tokens an expert": (
         LINEAR, "const long end = token + kBlock < start[e + 1] ? token + kBlock : start[e + 1];",
-        "const long end = start[e] + 12 < start[e + 1] ? start[e] + 12 : start[e + 1];"),
+        "const long end = start[e] + 8 < start[e + 1] ? start[e] + 8 : start[e + 1];"),
     "the last expert left out": (LINEAR, "e < 5 && begin < to", "e < 4 && begin < to"),
     "rows by slot": (LINEAR, "] / 2 * x_stride", "] * x_stride"),
     "bias of the first expert": (LINEAR, "+ e * tensors[4].strides[0]", "+ 0 * tensors[4].strides[0]"),
