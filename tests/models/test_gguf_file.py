@@ -72,6 +72,14 @@ def test_the_header_is_that_of_the_gguf_package(tiny):
         t.name: (t.type, t.offset, t.bytes) for t in ours.tensors.values()}
 
 
+def test_a_matrix_in_mxfp4_is_read_as_such(tiny, tmp_path):
+    name = tensor_name(Matrix.DOWN, 0)
+    path = rewrite(tiny("q4_0"), tmp_path / "m.gguf", types={name: gguf.GGMLQuantizationType.MXFP4})
+    weight = load(path).tensor(Matrix.DOWN, 0)
+    assert weight.format == "mxfp4" and weight.values.shape == read_header(path).tensors[name].shape
+    assert (weight.dequantize() == 0).all() and (weight.d == 0).all()
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_every_format_is_decoded_as_the_gguf_package_does(tiny, file_format):
     model = load(tiny(file_format))
