@@ -108,7 +108,7 @@ def test_a_key_is_asked_for_and_a_running_answer_ends_before_the_server(tiny: Pa
 
 
 def test_when_the_grace_is_over_answers_are_cut_off_and_told_so(tiny: Path, home: Path):
-    with server(tiny, home, "--grace", "0") as hasty:
+    with server(tiny, home, "--grace", "0", "--kernels", "none") as hasty:  # so slow that no answer ends by itself
         client = hasty.client()
         stream = long_answers(client, SEQUENCES)
         whole: list[Exception] = []
