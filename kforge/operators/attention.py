@@ -146,9 +146,9 @@ class PagedAttention(Operator):
         window ends the contexts' buckets, the last one is at a context beyond the point."""
         axes, page = workload.axes, workload.problem.int("P")
         decode = axes["T"] == axes["S"]
-        point = self.bucket(workload.problem, axes)
-        contexts = _spread(buckets.CONTEXTS, point["max_context"], seed)
-        if workload.problem.int("window") and point["max_context"] == _longest(workload.problem, point["T"]):
+        point, windowed = self.bucket(workload.problem, axes), bool(workload.problem.int("window"))
+        contexts = _spread(buckets.CONTEXTS, point["max_context"] if windowed else axes["max_context"], seed)
+        if windowed and point["max_context"] == _longest(workload.problem, point["T"]):
             contexts[-1] += random.Random(f"{seed} beyond").randrange(1, 2 * buckets.CONTEXTS[0])
         made = []
         for tokens, sequences, context in zip(_spread(buckets.TOKENS, axes["T"], seed),
