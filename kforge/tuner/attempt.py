@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kforge.backends.cpp.build import build
 from kforge.core.errors import KforgeError
+from kforge.core.kernel import KernelState
 from kforge.core.target import Peak, Target
 from kforge.core.trial import Artifact, Candidate, CompilerReport, Decision, Failure, NumericsClass, Trial, Verdict
 from kforge.core.workload import Workload
@@ -150,6 +151,19 @@ def submit(
     """
     if candidate.numerics is not NumericsClass.EXACT:
         raise KforgeError("--submit takes exact kernels only: the engine's tokens must not depend on the kernel")
+    return judged(candidate, workload, serving, harness, registry)
+
+
+def judged(
+    candidate: Candidate,
+    workload: Workload,
+    serving: Incumbent,
+    harness: Harness,
+    registry: Registry,
+    promoted_for: str = "",
+) -> Submission:
+    """A candidate of any class before the judge, and in the registry when it is accepted: promoted at once where
+    ``promoted_for`` gives the reason. Raises KforgeError while a tune measures."""
     target = harness.target
     at = bucket_workload(workload)
     run = f"hand-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}-{candidate.hash[:8]}"
@@ -158,6 +172,8 @@ def submit(
         number = None
         if verdict.decision is Decision.ACCEPTED:
             number = _store(candidate, at, serving, verdict, harness, registry, target, run)
+            if promoted_for:
+                registry.set_state(number, KernelState.PROMOTED, promoted_for)
     bucket = tuple(sorted(get(at.problem.operator).bucket(at.problem, at.axes).items()))
     return Submission(verdict, bucket, serving.label, number)
 

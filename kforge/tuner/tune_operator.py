@@ -6,22 +6,20 @@ Nothing but the judge can be asked about such a kernel, since no engine calls it
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime
 
 from kforge.backends.generic import templates_for
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelState
 from kforge.core.target import Target
-from kforge.core.trial import Candidate, Decision
+from kforge.core.trial import Candidate
 from kforge.core.workload import Workload
 from kforge.harness import Harness
 from kforge.operators import get
 from kforge.operators.imported import Imported
 from kforge.registry.database import Registry
-from kforge.tuner.attempt import Submission, _store, bucket_workload
+from kforge.tuner.attempt import Submission, judged
 from kforge.tuner.contenders import Incumbent
 from kforge.tuner.coordinator import Coordinator
-from kforge.tuner.finals import bucket_shapes
 from kforge.tuner.generated import placed
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.options import TuneOptions
@@ -98,13 +96,4 @@ def hand_in(
     """``attempt.submit`` for a kernel of an imported operator: judged in the same way, at its bucket against what
     serves there. What is accepted is promoted at once. Raises KforgeError while a tune measures.
     """
-    at = bucket_workload(workload)
-    run = f"hand-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}-{candidate.hash[:8]}"
-    with registry.tuning_lock():
-        verdict = harness.judge(candidate, serving.candidate, bucket_shapes(at))
-        number = None
-        if verdict.decision is Decision.ACCEPTED:
-            number = _store(candidate, at, serving, verdict, harness, registry, harness.target, run)
-            registry.set_state(number, KernelState.PROMOTED, ON_THE_JUDGES_WORD)
-    bucket = tuple(sorted(get(at.problem.operator).bucket(at.problem, at.axes).items()))
-    return Submission(verdict, bucket, serving.label, number)
+    return judged(candidate, workload, serving, harness, registry, ON_THE_JUDGES_WORD)
