@@ -10,7 +10,9 @@ module runs confined in a process of its own. ``beat`` and ``lose`` are told whe
 the faster of torch's two leaves out 1. The geometric mean is over the problems that were compared, right and not
 flagged, each ratio counting as 3 at most. The limit is all that is given and returned over the bandwidth measured in
 the same rounds, where that is more than the caches hold, or operations over the measured peak; the table says how much
-of it either side reaches. What goes on is told on standard error.
+of it either side reaches. What goes on is told on standard error. With ``--parallel`` so many problems are under way at
+once, each with a registry of its own below ``--runs-dir``, because a model thinks longer than its kernels take to
+measure; one at a time builds, checks, times or is compared.
 """
 
 from __future__ import annotations
@@ -19,11 +21,16 @@ import argparse
 import dataclasses
 import json
 import math
+import multiprocessing
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +46,7 @@ from kforge.backends.cpp.build import build
 from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.kernel import Tier
-from kforge.core.paths import store_path
+from kforge.core.paths import data_dir, store_path
 from kforge.core.summary import Summary
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Failure, NumericsClass
@@ -49,6 +56,7 @@ from kforge.engine.isolation import IsolatedExecutor
 from kforge.engine.kernel_set import OWN, ChosenKernel
 from kforge.harness.cases import solve
 from kforge.harness.check import judge_outputs
+from kforge.harness.turn import Turn
 from kforge.importing.importer import Request, import_operator
 from kforge.native import Arena
 from kforge.operators.base import Cost, Role
@@ -164,7 +172,7 @@ def tuned(name: str, args: argparse.Namespace, tell: Tell) -> None:
     """Passes on what the command says meanwhile. Raises KforgeError with its last sentence where it fails."""
     command = [sys.executable, "-m", "kforge.cli.main", "tune", name, "--budget", args.budget, "--threads",
                str(args.threads), "--runs-dir", str(args.runs_dir)]
-    for option in ("agent", "max_usd", "max_tokens", "max_calls"):
+    for option in ("agent", "max_usd", "max_tokens", "max_calls", "turn"):
         if value := getattr(args, option):
             command += [f"--{option.replace('_', '-')}", str(value)]
     said = ""
@@ -375,10 +383,39 @@ def one(file: Path, target: Target, args: argparse.Namespace, tell: Tell) -> Row
     try:
         tell(f"imported as {operator.name}, tuning for {args.budget}")
         tuned(operator.name, args, tell)
-        tell(f"comparing with torch, {args.rounds} rounds")
-        return compared(file, operator, target, args)
+        with Turn(args.turn) if args.turn else nullcontext():
+            tell(f"comparing with torch, {args.rounds} rounds")
+            return compared(file, operator, target, args)
     except KforgeError as error:
         return dataclasses.replace(_known(file, operator, args), reason=str(error))
+
+
+def apart(number: int, count: int, file: Path, args: argparse.Namespace) -> Row:
+    """A problem in this process, with a registry of its own below ``--runs-dir``: one registry allows one tune."""
+    home = args.runs_dir / f"home-{name_of(file, args.problems)}"
+    if (known := data_dir() / "targets").is_dir():  # this machine and its calibrated noise
+        shutil.copytree(known, home / "targets", dirs_exist_ok=True)
+    os.environ["KFORGE_HOME"] = str(home.resolve())
+    return told(number, count, file, args)
+
+
+def told(number: int, count: int, file: Path, args: argparse.Namespace) -> Row:
+    """``one``, its progress and its end on standard error."""
+    tell = teller(f"[{number}/{count}] {file.relative_to(args.problems).as_posix()}")
+    row = one(file, host(), args, tell)
+    tell(f"{row.compared.word}: {row.compared.wrong or row.compared.why}" if row.compared else row.reason)
+    return row
+
+
+def all_rows(files: Sequence[Path], args: argparse.Namespace) -> list[Row]:
+    """In the order of the files; ``--parallel`` at once, of which one at a time measures."""
+    if args.parallel == 1:
+        return [told(number, len(files), file, args) for number, file in enumerate(files, 1)]
+    args.runs_dir.mkdir(parents=True, exist_ok=True)
+    args.turn = args.turn or args.runs_dir / "turn.lock"
+    with ProcessPoolExecutor(args.parallel, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        asked = [pool.submit(apart, number, len(files), file, args) for number, file in enumerate(files, 1)]
+        return [row.result() for row in asked]
 
 
 def teller(head: str) -> Tell:
@@ -435,20 +472,18 @@ def main() -> None:
     parser.add_argument("--max-usd", type=float, default=0.0, help="of each problem")
     parser.add_argument("--max-tokens", type=int, default=0)
     parser.add_argument("--max-calls", type=int, default=0)
+    parser.add_argument("--parallel", type=int, default=1, help="problems under way at once; one at a time measures")
+    parser.add_argument("--turn", type=Path, help="the file whose lock is held to measure (kforge tune --turn)")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.rounds = max(args.rounds, _LEAST_ROUNDS)
-    target, console, rows = host(), Console(width=120), []
-    args.threads = args.threads or target.cores
+    console = Console(width=120)
+    args.threads = args.threads or host().cores
     files = problems_in(args.problems, [one for one in args.only.split(",") if one])
     if not files:
         raise SystemExit(f"there is no problem {args.only} in {args.problems}")
-    for number, file in enumerate(files, 1):
-        tell = teller(f"[{number}/{len(files)}] {file.relative_to(args.problems).as_posix()}")
-        row = one(file, target, args, tell)
-        rows.append(row)
-        tell(f"{row.compared.word}: {row.compared.wrong or row.compared.why}" if row.compared else row.reason)
+    rows = all_rows(files, args)
     print_table(rows, args.threads, console)
     document = [{**dataclasses.asdict(row), "word": row.compared.word if row.compared else None,
                  "why": row.compared.why if row.compared else None, "counts": row.counts} for row in rows]

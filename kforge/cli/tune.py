@@ -68,6 +68,11 @@ def tune(
     trust_candidates: Annotated[
         bool, typer.Option("--trust-candidates", help="Run candidates where the sandbox lacks its minimum, too.")
     ] = False,
+    turn: Annotated[
+        Path | None,
+        typer.Option(help="Measure only while holding this file's lock: runs that name the same file take turns, and "
+                     "one measures while the models of others think."),
+    ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -79,6 +84,7 @@ def tune(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from kforge.agent.opening import Agent
     from kforge.harness.proof import proven, require
+    from kforge.harness.turn import Turn
     from kforge.native.compilers import default_compiler
     from kforge.registry.database import Registry
     from kforge.targets.files import load_target
@@ -92,6 +98,10 @@ def tune(
     if not resume:  # a resumed run may have been told in its first life
         require(proven(), trust_candidates)
     hardware = load_target("host")
+    try:
+        shared = Turn(turn) if turn else None
+    except OSError as error:
+        raise KforgeError(f"--turn {turn}: {sentence_of(error)}") from error
     with Registry.open() as registry:
         if resume:
             folder = RunFolder.resume(_run_path(resume, runs_dir))
@@ -138,7 +148,7 @@ def tune(
         with folder, watcher(quiet=False) as watching:  # on standard error, so JSON is left alone
             try:
                 with asked.proposing(folder, registry, hardware) if asked else nullcontext() as proposer:
-                    result = run_tune(options, folder, registry, hardware, watching, proposer)
+                    result = run_tune(options, folder, registry, hardware, watching, proposer, shared)
             except KeyboardInterrupt:
                 raise Stopped(f"stopped; {_kept(folder)}") from None
             except OSError as error:

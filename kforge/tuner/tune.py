@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from kforge.core.defaults import PAGE_TOKENS
@@ -14,6 +15,7 @@ from kforge.core.trial import NumericsClass
 from kforge.engine.engine import Engine
 from kforge.engine.kernel_set import OWN, DefaultKernels
 from kforge.engine.measure import Comparison, Setting, compare, decode_setting, prefill_setting
+from kforge.harness.turn import Turn
 from kforge.models.graph import StepOptions
 from kforge.models.model import Model
 from kforge.models.workloads import WorkloadRow, modes, workloads
@@ -54,11 +56,11 @@ class TuneResult:
 
 def tune(
     model: Model, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher,
-    proposer: Proposer | None = None,
+    proposer: Proposer | None = None, turn: Turn | None = None,
 ) -> TuneResult:
     """One whole run, or the rest of one that was killed. Holds the registry's tuning lock while it measures.
 
-    ``proposer``: writes templates that compete with the shipped ones.
+    ``proposer``: writes templates that compete with the shipped ones. ``turn``: held by whoever measures.
     """
     if not folder.lines:
         folder.write(Event.STARTED, started(options, target))
@@ -66,7 +68,7 @@ def tune(
     ways = modes(options.batches, (options.context,), options.prefill)
     rows = step_rows(model, options)
     with registry.tuning_lock():
-        coordinator = Coordinator(options, folder, registry, target, watcher, proposer)
+        coordinator = Coordinator(options, folder, registry, target, watcher, proposer, turn=turn)
         outcome = coordinator.run(plan(rows))
         accepted = awaiting_engine(registry, folder.id, target)
         verdicts: list[EngineVerdict] = []
@@ -80,14 +82,16 @@ def tune(
             elsewhere = any(k.proposer not in OWN for k in [*accepted, *coordinator.snapshot.kernels])
             pairs = EnginePairs(model, options, DefaultKernels(target), isolate=elsewhere)
             before = coordinator.snapshot
-            layouts = Layouts(pairs, target.identity, registry, folder, watcher).confirm(
-                before, accepted, ways, time_is_up
-            )
-            promotion = Promotion(pairs, registry, folder, watcher)
-            verdicts = promotion.promote(before, registry.snapshot(), accepted, ways, time_is_up)
+            with turn or nullcontext():
+                layouts = Layouts(pairs, target.identity, registry, folder, watcher).confirm(
+                    before, accepted, ways, time_is_up
+                )
+                promotion = Promotion(pairs, registry, folder, watcher)
+                verdicts = promotion.promote(before, registry.snapshot(), accepted, ways, time_is_up)
         serves = serving(coordinator.snapshot, registry.snapshot(), folder.id, [r.workload for r in rows], target)
         watcher.stage("decoding with torch, default and tuned kernels")
-        table = engine_table(model, options, _settings(options), watcher)
+        with turn or nullcontext():
+            table = engine_table(model, options, _settings(options), watcher)
     folder.write(Event.TABLE, _table_json(table))
     ending = {"trials": outcome.trials, "accepted": len(accepted), "kept": len(outcome.kept)}
     folder.write(Event.FINISHED, {**ending, "serving": dataclasses.asdict(serves)})

@@ -14,6 +14,7 @@ from kforge.core.target import Target
 from kforge.core.trial import Candidate
 from kforge.core.workload import Workload
 from kforge.harness import Harness
+from kforge.harness.turn import Turn
 from kforge.operators import get
 from kforge.operators.imported import Imported
 from kforge.registry.database import Registry
@@ -43,12 +44,12 @@ def imported(name: str) -> Imported | None:
 
 def tune_operator(
     operator: Imported, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target,
-    watcher: Watcher, proposer: Proposer | None = None,
+    watcher: Watcher, proposer: Proposer | None = None, turn: Turn | None = None,
 ) -> TuneResult:
     """One whole run, or the rest of one that was killed. Holds the registry's tuning lock while it measures.
 
-    Templates are generated from the operator's graph; ``proposer`` writes others that compete with them. Raises
-    KforgeError where the run was begun for another function of this name.
+    Templates are generated from the operator's graph; ``proposer`` writes others that compete with them. ``turn``:
+    held by whoever measures. Raises KforgeError where the run was begun for another function of this name.
     """
     task = operator_task(operator, options)
     if not folder.lines:
@@ -59,7 +60,7 @@ def tune_operator(
     registry.begin_run(folder.id, options.subject, target.identity, folder.path)
     with registry.tuning_lock():
         generated = placed(templates_for(operator.graph, operator.name), operator.name, folder.path)
-        coordinator = Coordinator(options, folder, registry, target, watcher, proposer, generated)
+        coordinator = Coordinator(options, folder, registry, target, watcher, proposer, generated, turn)
         outcome = coordinator.run([task])
         accepted = promote_judged(registry, folder.id)
     calls = [bucket.workload for bucket in task.buckets]

@@ -23,7 +23,8 @@ from kforge.targets import host
 sys.path.insert(0, str(Path(__file__).parents[1] / "operators"))
 from imported_graphs import gemm_relu, record_of, softmax
 
-# Softmax in one pass, then a second one that divides: not the graph's order.
+# Softmax in one pass, then a second one that divides: not the graph's order. It starts at the
+# lowest finite number and not at -inf, since a row may begin with -inf, and -inf less -inf is no number.
 SOFTMAX = """
 #include <kforge/abi.h>
 #include <kforge/math.h>
@@ -31,7 +32,7 @@ extern "C" void kforge_kernel(const kf_launch *l) {
     const float *x = (const float *)l->tensors[0].data;
     float *out = (float *)l->tensors[1].data;
     for (int64_t b = l->thread; b < l->axes[0]; b += l->threads) {
-        float m = -__builtin_inff(), total = 0;
+        float m = -__FLT_MAX__, total = 0;
         for (int i = 0; i < 37; ++i) {
             const float v = x[b * 37 + i];
             if (v > m) { total = total * kf::exp(m - v) + 1; m = v; } else total += kf::exp(v - m);
