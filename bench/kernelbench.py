@@ -172,7 +172,7 @@ def tuned(name: str, args: argparse.Namespace, tell: Tell) -> None:
     """Passes on what the command says meanwhile. Raises KforgeError with its last sentence where it fails."""
     command = [sys.executable, "-m", "kforge.cli.main", "tune", name, "--budget", args.budget, "--threads",
                str(args.threads), "--runs-dir", str(args.runs_dir)]
-    for option in ("agent", "max_usd", "max_tokens", "max_calls", "turn"):
+    for option in ("agent", "max_usd", "max_tokens", "max_calls", "max_trials", "turn"):
         if value := getattr(args, option):
             command += [f"--{option.replace('_', '-')}", str(value)]
     said = ""
@@ -457,8 +457,8 @@ def print_table(rows: Sequence[Row], threads: int, console: Console) -> None:
     said = ", ".join(f"{words.count(word)} {word}" for word in ("beat", "tie", "lose"))
     mean = geometric_mean(rows)
     imported = sum(bool(row.operator) for row in rows)
-    told = f"; geometric mean of the ratios, {CAP:g} at most each: {mean:.2f}" if mean else ""
-    console.print(f"{counted(len(rows), 'problem')}, {imported} imported, {len(words)} counted: {said}{told}")
+    end = f"; geometric mean of the ratios, {CAP:g} at most each: {mean:.2f}" if mean else ""
+    console.print(f"{counted(len(rows), 'problem')}, {imported} imported, {len(words)} counted: {said}{end}")
 
 
 def main() -> None:
@@ -472,11 +472,14 @@ def main() -> None:
     parser.add_argument("--max-usd", type=float, default=0.0, help="of each problem")
     parser.add_argument("--max-tokens", type=int, default=0)
     parser.add_argument("--max-calls", type=int, default=0)
+    parser.add_argument("--max-trials", type=int, default=0, help="of each problem; 0: what the time allows")
     parser.add_argument("--parallel", type=int, default=1, help="problems under way at once; one at a time measures")
     parser.add_argument("--turn", type=Path, help="the file whose lock is held to measure (kforge tune --turn)")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.agent and not (args.max_usd or args.max_tokens):
+        parser.error("a model costs money: give --max-usd or --max-tokens")
     args.rounds = max(args.rounds, _LEAST_ROUNDS)
     console = Console(width=120)
     args.threads = args.threads or host().cores

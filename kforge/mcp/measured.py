@@ -176,7 +176,7 @@ class Promoted(Answer):
 
 class Submitted(Answer):
     """The judge's verdict at the bucket. ``kernel``: its number in the registry when it was accepted: it serves after
-    an engine run has promoted it."""
+    an engine run has promoted it; one of an imported operator, which no engine calls, serves at once."""
 
     decision: str
     text: str

@@ -34,6 +34,7 @@ from kforge.tuner.journal import RunFolder
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Silent
 from kforge.tuner.promoting import least, promote, refusal
+from kforge.tuner.tune_operator import hand_in, imported
 
 Tell = Callable[[str], None]
 _LOCK = "kforge mcp"
@@ -199,7 +200,8 @@ class Workbench:
 
     def _submitted(self, job: jobs.SubmitJob, tell: Tell) -> measured.Submitted:
         at = self._at(job.subject)
-        if at.candidate.numerics is not NumericsClass.EXACT:
+        alone = imported(at.workload.problem.operator) is not None
+        if at.candidate.numerics is not NumericsClass.EXACT and not alone:
             raise bad_input("only exact kernels are judged: the engine's tokens must not depend on the kernel")
         with self._measuring():
             self._timed(at, job.subject, tell)
@@ -207,7 +209,8 @@ class Workbench:
         serving = incumbent("tuned", measurable(bucket, self._host()), at.snapshot, self._store, self._host())
         tell(f"judging against {serving.label}")
         with Registry.open() as registry, _as_busy():  # which takes the lock itself
-            handed = trying.submit(at.candidate, at.workload, serving, self._harness_of(job.subject.threads), registry)
+            submit = hand_in if alone else trying.submit
+            handed = submit(at.candidate, at.workload, serving, self._harness_of(job.subject.threads), registry)
         verdict = handed.verdict
         return measured.Submitted(
             decision=verdict.decision.value,

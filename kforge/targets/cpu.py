@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,15 +44,21 @@ class CpuFacts:
 
 
 def read_cpu(root: Path = Path("/")) -> CpuFacts:
-    """This machine, or the one whose /proc and /sys are below ``root``. Raises KforgeError outside Linux."""
+    """This machine, or the one whose /proc and /sys are below ``root``. Raises KforgeError outside Linux.
+
+    Without the features that begin with one of the words in ``$KFORGE_WITHOUT`` (``avx512,avx_vnni``): a machine of a
+    lesser kind, whose kernels can be tuned, timed and served here.
+    """
     info = _cpuinfo(root)
     cpus = sorted(os.sched_getaffinity(0)) if root == Path("/") else _listed_cpus(root)
     implementer = info.get("vendor_id") or info.get("CPU implementer", "")
     model = info.get("model name") or _ARM_PARTS.get(info.get("CPU part", "")) or f"part {info.get('CPU part', '?')}"
     flags = (info.get("flags") or info.get("Features") or "").split()
+    without = tuple(filter(None, re.split(r"[,\s]+", os.environ.get("KFORGE_WITHOUT", ""))))
+    features = tuple(sorted(f for f in KERNEL_FEATURES & set(flags) if not f.startswith(without)))
     arch = "x86_64" if "flags" in info else "aarch64" if "Features" in info else platform.machine()
     return CpuFacts(vendor=_VENDORS.get(implementer, implementer or "unknown"), model=" ".join(model.split()),
-                    arch=arch, features=tuple(sorted(KERNEL_FEATURES & set(flags))), cores=_cores(root, cpus),
+                    arch=arch, features=features, cores=_cores(root, cpus),
                     caches=_caches(root, cpus), memory_bytes=_memory(root))
 
 

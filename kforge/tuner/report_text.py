@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kforge.core.words import counted
 from kforge.tuner.run_view import Rate, RunView, last_measured
 
 RATIOS = "the median over rounds of the ratio within a round, so not quite the quotient of the medians"
@@ -12,12 +13,13 @@ RATIOS = "the median over rounds of the ratio within a round, so not quite the q
 def told(run: RunView) -> Sequence[str]:
     """Its state, what it did, its tokens/s, and what serves after it."""
     state = "finished" if run.finished else "unfinished"
+    failed = sum(run.failures.values())
     table = "" if run.options.operator else "; the table comes on top"
     lines = [
         f"{run.id}: {run.options.subject} on {run.target}, {state} after "
         f"{minutes(run.used_seconds)} (budget {minutes(run.options.budget_seconds)}{table})",
-        f"  {len(run.tried)} trials of {len(run.tasks)} problems, {sum(run.failures.values())} failed; "
-        f"{len(run.judged)} judged, accepted at {run.accepted} buckets",
+        f"  {counted(len(run.tried), 'trial')} of {counted(len(run.tasks), 'problem')}, {failed} failed; "
+        f"{len(run.judged)} judged, accepted at {counted(run.accepted, 'bucket')}",
     ]
     if reason := unmeasured(run):
         lines.append(f"  {reason}")

@@ -19,6 +19,9 @@ from kforge.core.workload import Problem, Workload
 from kforge.models import load
 from kforge.models.synth import synth
 from kforge.models.workloads import workloads
+from kforge.operators import get, import_file
+from kforge.operators.graph import AXIS, Given, Graph, Kind, Op, Step
+from kforge.operators.import_record import GraphRecord, ImportRecord, write
 from kforge.registry.ask import open_snapshot
 from kforge.registry.database import Registry
 from kforge.targets.noise import Noise, NoiseClass, save_noise
@@ -31,10 +34,11 @@ SLOW = SOURCE.replace(
 )
 
 
-def slow_incumbent(home: Path, problem: Problem = PROBLEM, text: str = SLOW, **at: int) -> str:
+def slow_incumbent(home: Path, problem: Problem = PROBLEM, text: str = SLOW,
+                   numerics: NumericsClass = NumericsClass.EXACT, **at: int) -> str:
     """A promoted kernel that does all work many times, on a machine that is known to be busy."""
     target = host_target()
-    slow = from_text("slow.cc", text, problem, target, {}, NumericsClass.EXACT)
+    slow = from_text("slow.cc", text, problem, target, {}, numerics)
     artifact = build(slow, target)
     assert isinstance(artifact, Artifact)
     for threads in range(1, target.cores + 1):
@@ -142,3 +146,39 @@ def test_a_client_goes_from_a_model_s_workloads_to_a_promoted_kernel(
         assert "no model file 'no-such-model'" in told["reason"]
 
     over(place, body, "--model", str(file))
+
+
+@pytest.mark.slow
+def test_a_kernel_of_an_imported_operator_is_judged_and_serves_without_an_engine(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("KFORGE_HOME", str(place.home))
+    relu = Graph((Given("x", (AXIS, 64), Kind.ARGUMENT),), (Step("y", Op.RELU, ("x",), (AXIS, 64)),), ("y",))
+    graph = GraphRecord.of(relu)
+    write(ImportRecord(name="positive", source="mine.py", source_hash="0" * 16, graph=graph, batch=256),
+          import_file("positive"))
+    problem = get("positive").problem
+    entry, called = 'extern "C" void kforge_kernel(', "static __attribute__((noinline)) void once("
+    body_of = """ {
+    const float *x = (const float *)l->tensors[0].data;
+    float *out = (float *)l->tensors[1].data;
+    for (int64_t i = l->thread; i < l->axes[0] * 64; i += l->threads) out[i] = x[i] < 0 ? 0 : x[i];
+}
+"""
+    plain = f'#include <kforge/abi.h>\n{entry}const kf_launch *l){body_of}'
+    lame = plain.replace(entry, called) + (
+        f"{entry}const kf_launch *l)"
+        ' { for (int n = 0; n < 200; ++n) { once(l); asm volatile("" ::: "memory"); } }\n'
+    )
+    slow = slow_incumbent(place.home, problem, lame, NumericsClass.RELAXED, B=256)
+
+    async def body(client: Client) -> None:
+        at = {"operator": "positive", "axes": {"B": 256}}
+        assert answer(await client.call_tool("lookup", at))["kernel"]["candidate"] == slow
+        answer(await client.call_tool("write_source", {"name": "mine.cc", "text": plain}))
+        verdict = answer(await client.call_tool("submit", {"kernel": "mine.cc", "threads": 1, **at}))
+        assert verdict["decision"] == "accepted", verdict
+        found = answer(await client.call_tool("lookup", at))
+        assert (found["tier"], found["kernel"]["number"]) == ("exact", verdict["kernel"])
+
+    over_stdio(place, body)

@@ -31,7 +31,7 @@ CPU part\t: 0xd4f
 
 def machine(root: Path, cpuinfo: str, siblings: list[str]) -> Path:
     """A tree with one CPU per entry of ``siblings``, an L1 per core and an L3 for all."""
-    (root / "proc").mkdir()
+    (root / "proc").mkdir(parents=True)
     (root / "proc/cpuinfo").write_text(cpuinfo)
     (root / "proc/meminfo").write_text("MemTotal:       16384 kB\nMemFree: 1 kB\n")
     for cpu, sharing in enumerate(siblings):
@@ -57,6 +57,13 @@ def test_hardware_threads_are_not_cores(tmp_path):
     # Sorted, and only what a kernel can use.
     assert facts.features == ("amx_tile", "avx2", "avx512_vnni", "avx512f", "fma", "sse2")
     assert facts.memory_bytes == 16 << 20
+
+
+def test_a_machine_can_be_taken_for_one_of_a_lesser_kind(tmp_path, monkeypatch):
+    monkeypatch.setenv("KFORGE_WITHOUT", "avx512, amx")
+    assert read_cpu(machine(tmp_path / "less", INTEL, ["0,4"])).features == ("avx2", "fma", "sse2")
+    monkeypatch.setenv("KFORGE_WITHOUT", "")
+    assert "avx512f" in read_cpu(machine(tmp_path / "whole", INTEL, ["0,4"])).features
 
 
 def test_arm_parts_have_names(tmp_path):
