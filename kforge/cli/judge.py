@@ -205,7 +205,7 @@ def _print(recorded: Recorded, noise: Noise | None, table: Sequence[Rate], kept:
     for c in noise.classes:
         end = f"up to {c.up_to_seconds * 1e6:g} us" if c.up_to_seconds < 1e9 else "longer"
         console.print(f"  calls {end}: floor {100 * c.floor:.2f} %, bounds x {c.stretch:.2f}, "
-                      f"abstains beyond a scatter of {100 * c.scatter_limit:.1f} %", highlight=False, soft_wrap=True)
+                      f"wider still beyond a scatter of {100 * c.scatter_limit:.1f} %", highlight=False, soft_wrap=True)
     done = sum(r.decisions for r in table if r.kernel == "all" and not r.slowdown)
     if done < decisions:
         console.print(f"{done} of {decisions} A/A decisions: kforge judge calibrate --resume goes on", soft_wrap=True)

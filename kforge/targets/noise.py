@@ -23,7 +23,8 @@ class NoiseClass:
 
     ``floor``: how far a kernel can seem to be from itself however long one measures, as a ratio minus one.
     ``stretch``: how much more the means of a comparison scatter than independent zygotes would (at least 1).
-    ``scatter_limit``: standard deviation of zygotes' log ratios beyond which nothing was calibrated.
+    ``scatter_limit``: standard deviation of zygotes' log ratios beyond which nothing was calibrated: floor and bounds
+    grow by as many times as it is passed.
     """
 
     up_to_seconds: float

@@ -103,15 +103,31 @@ def test_too_much_noise_is_undecided() -> None:
     assert verdict.decision is Decision.UNDECIDED and verdict.reason is RejectReason.TOO_NOISY
 
 
-def test_more_noise_than_was_calibrated_is_never_accepted_however_large_the_gain() -> None:
-    whole = sample(np.random.default_rng(13), 0.5, 24, between=0.05)
-    assert through_looks([whole], rules()).decision is Decision.ACCEPTED
-    verdict = through_looks([whole], rules(noise=noise(scatter_limit=0.02)))
-    assert verdict.decision is Decision.UNDECIDED and verdict.reason is RejectReason.TOO_NOISY
+def test_noise_beyond_what_was_calibrated_widens_bounds_and_floor_by_as_much() -> None:
+    whole = ShapeSample(sample(np.random.default_rng(13), 0.12, 24, between=0.05))
+    plain, wild = (decide("a", "b", [whole], rules(noise=noise(floor=0.02, scatter_limit=limit)))
+                   for limit in (1.0, 0.01))
+    assert plain.decision is Decision.ACCEPTED
+    assert wild.decision is Decision.UNDECIDED and wild.reason is RejectReason.TOO_NOISY
+    times = wild.floor / plain.floor
+    assert 3 < times < 8  # 5 % for 1 %
+    assert math.log1p(wild.gain) - math.log1p(wild.lower) == pytest.approx(
+        times * (math.log1p(plain.gain) - math.log1p(plain.lower))
+    )
 
 
-def test_a_clear_loss_is_slower_however_wild_the_machine() -> None:
-    whole = sample(np.random.default_rng(7), -0.7, 24, between=0.1)
+def test_a_gain_that_towers_over_noise_beyond_what_was_calibrated_is_found() -> None:
+    assert accepted(0.5, 50, rules(noise=noise(floor=0.005, scatter_limit=0.02)), seed=15, between=0.05) >= 45
+
+
+@pytest.mark.parametrize("between", [0.03, 0.1, 0.3])
+def test_a_kernel_hardly_ever_beats_itself_on_a_machine_that_has_become_wild(between: float) -> None:
+    calibrated = rules(noise=noise(floor=0.005, stretch=1.1, scatter_limit=0.02))
+    assert proportion_upper(accepted(0.0, 1000, calibrated, seed=16, between=between, pairs=4), 1000) < 0.01
+
+
+def test_a_clear_loss_is_slower_on_a_wild_machine_too() -> None:
+    whole = sample(np.random.default_rng(7), -0.9, 24, between=0.1)
     verdict = through_looks([whole], rules(noise=noise(scatter_limit=0.02)))
     assert (verdict.decision, verdict.reason) == (Decision.REJECTED, RejectReason.SLOWER)
     assert verdict.zygotes == 6  # and costs no more looks
