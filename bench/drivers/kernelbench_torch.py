@@ -20,7 +20,10 @@ _THREADS = str(JOB["threads"])
 _HERE = str(Path.cwd())  # compilers are started elsewhere, so no path may be relative
 os.environ |= {"OMP_NUM_THREADS": _THREADS, "MKL_NUM_THREADS": _THREADS, "TORCHINDUCTOR_COMPILE_THREADS": "1",
                "TORCHINDUCTOR_CACHE_DIR": f"{_HERE}/inductor", "TMPDIR": _HERE, "HOME": _HERE, "USER": "nobody",
-               "LOGNAME": "nobody"}
+               "LOGNAME": "nobody",
+               # New outputs at every call, as torch makes them, on huge pages: with small ones the kernel's page faults
+               # were more than half of a LayerNorm's time (c10/core/impl/alloc_cpu.cpp reads this).
+               "THP_MEM_ALLOC_ENABLE": "1"}
 sys.path.insert(0, _HERE)
 
 import torch  # noqa: E402
