@@ -19,6 +19,7 @@ from kforge.engine.engine import Engine
 from kforge.models.fetch import SOURCES
 from kforge.models.model import Model
 from kforge.server.app import Door, Server
+from kforge.server.connections import Connection
 from kforge.server.desk import Desk
 from kforge.server.engine_thread import EngineThread
 from kforge.server.metrics import Metrics
@@ -26,7 +27,7 @@ from kforge.server.plan import Planner
 
 KEY_VARIABLE = "KFORGE_API_KEY"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_KEEP_ALIVE = 60  # seconds that an idle connection stays open
+_KEEP_ALIVE = 60  # seconds that a connection stays open without a request
 _LAST_WORDS = 5  # seconds that answers which were cut off have to say so
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Between two steps the engine's thread waits for the interpreter until another thread gives it up: at most this long.
@@ -68,7 +69,7 @@ def serve(name: str, model: Model, make_engine: Callable[[], Engine], options: O
         desk = Desk(thread, options.capacity, metrics)
         metrics.watch(lambda: desk.snapshot, limits.pages)
         app = Server(name, Planner(model, limits.context), desk, metrics, Door(key, local)).app()
-        config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_level="error", access_log=False,
+        config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_level="error", access_log=False,
                                 server_header=False, timeout_keep_alive=_KEEP_ALIVE,
                                 timeout_graceful_shutdown=int(options.grace) + _LAST_WORDS)
         ready = f"kforge serves {name} on {_url(listener)}"
