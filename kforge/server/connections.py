@@ -1,9 +1,10 @@
-"""Connections of which nothing comes."""
+"""Connections of which nothing comes, or nothing good."""
 
 from __future__ import annotations
 
 import asyncio
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
@@ -31,6 +32,13 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is told so, unless it comes behind a request that has its answer: there is no second one."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def _begin_to_wait(self) -> None:
         self._patience = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)

@@ -90,6 +90,31 @@ def test_a_connection_of_which_nothing_comes_is_closed(client: Client):
     assert 0.9 * SECONDS < asyncio.run(talk(client)) < 20 * SECONDS
 
 
+def test_rubbish_behind_an_answered_request_ends_its_connection_without_a_fault():
+    faults: list[dict[str, Any]] = []
+
+    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        await reader.readuntil(b"ok")
+        writer.write(b"rubbish\r\n\r\n")
+        await closed(reader)
+
+    assert asyncio.run(talk(rude)) < 0.9 * SECONDS
+    assert not faults
+
+
+def test_what_is_no_http_is_told_so():
+    answers = []
+
+    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"rubbish\r\n\r\n")
+        answers.append(await reader.read())
+
+    asyncio.run(talk(rude))
+    assert answers[0].startswith(b"HTTP/1.1 400")
+
+
 def test_one_that_waits_for_an_answer_is_not():
     answers = []
 
