@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import signal
 import socket
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -53,6 +56,8 @@ def served_name(model: str) -> str:
 
 def serve(name: str, model: Model, make_engine: Callable[[], Engine], options: Options) -> None:
     """Serves until a signal ends it. Raises ``KforgeError`` for an address that cannot be had, or what broke it."""
+    if not math.isfinite(options.grace):
+        raise KforgeError(f"--grace {options.grace} is no number of seconds: answers must come to an end some time")
     key = os.environ.pop(KEY_VARIABLE, None) or None  # no child process needs it
     listener = _listener(options.host, options.port)
     local = options.host in _LOOPBACK
@@ -60,6 +65,7 @@ def serve(name: str, model: Model, make_engine: Callable[[], Engine], options: O
         print(f"kforge: whoever reaches {options.host} can use this server; set {KEY_VARIABLE} to ask for a key.",
               file=sys.stderr, flush=True)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     thread = EngineThread(make_engine)
     thread.start()
     limits = thread.limits()
@@ -91,6 +97,7 @@ class _Graceful(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, desk: Desk, grace: float, ready: str) -> None:
         super().__init__(config)
         self._desk, self._grace, self._ready = desk, grace, ready
+        self._ending: asyncio.Task[None] | None = None
         desk.on_failure = self._give_up
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -99,11 +106,21 @@ class _Graceful(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._desk.close()
+        if self.force_exit:
+            return
         deadline = asyncio.get_running_loop().call_later(self._grace, self._desk.drop_all)
+        self._ending = asyncio.create_task(super().shutdown(sockets))
         try:
-            await super().shutdown(sockets)
+            await asyncio.wait((self._ending,))  # until it is done, or a second Ctrl-C cancels it
         finally:
             deadline.cancel()
+        if not self._ending.cancelled():
+            self._ending.result()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self.force_exit and self._ending is not None:
+            self._ending.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -124,6 +141,12 @@ class _Graceful(uvicorn.Server):
 
     def _give_up(self) -> None:
         self.should_exit = True
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether to log it. Requests are cancelled only at the end, when their clients do not read what they are told, or
+    nobody waits for them any more: no mistake of the server's, which says for itself how it ended."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def _listener(host: str, port: int) -> socket.socket:
