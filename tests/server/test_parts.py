@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -145,6 +146,17 @@ def test_a_schema_that_cannot_be_held_is_refused(tokenizer: Tokenizer, schema: d
 def test_without_an_end_token_there_is_no_grammar(tokenizer: Tokenizer):
     with pytest.raises(ApiError, match="ends an answer"):
         Grammars(tokenizer, 1024, ()).constraints(SCHEMA, 1)
+
+
+def test_served_prompts_come_in_in_small_parts_while_others_wait_for_tokens(tiny: Path,
+                                                                            monkeypatch: pytest.MonkeyPatch):
+    from kforge.cli.serve import serve
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr("kforge.engine.engine.Engine", lambda *given, **options: made.append(options))
+    monkeypatch.setattr("kforge.server.serving.serve", lambda name, model, make_engine, options: make_engine())
+    serve(str(tiny), kernels="none")
+    assert [options["max_prefill_tokens_per_step"] for options in made] == [128]
 
 
 @pytest.mark.parametrize("echo", [False, True])
