@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kforge.cli.generate import Isolate, Kernels, KvTokens, ModelArgument, Threads
-from kforge.core.defaults import DEFAULT_KV_TOKENS
+from kforge.core.defaults import DEFAULT_KV_TOKENS, SERVING_PREFILL_TOKENS
 
 
 def serve(
@@ -38,6 +38,6 @@ def serve(
 
     def make_engine() -> Engine:
         return Engine(opened, chosen, threads=threads, kv_tokens=kv_tokens, max_sequences=max_sequences,
-                      isolate=isolate, speculate=speculate)
+                      isolate=isolate, max_prefill_tokens_per_step=SERVING_PREFILL_TOKENS, speculate=speculate)
 
     run(served_name(model), opened, make_engine, Options(host, port, max_sequences + max_queue, grace))

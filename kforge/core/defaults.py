@@ -12,6 +12,7 @@ DEFAULT_KV = "f16"  # element type of the KV cache
 DEFAULT_ACT = "a8"  # activations of integer-quantised weights
 DEFAULT_KV_TOKENS = 16384  # positions that the KV cache holds
 STEP_TOKENS = 512  # of the engine's largest step, prompts and decoding sequences together
+SERVING_PREFILL_TOKENS = 128  # prompt tokens of a step in which other answers decode, when many are served
 PAGE_TOKENS = 64  # positions per page of the KV cache
 
 

@@ -62,7 +62,8 @@ def distribution(logits: np.ndarray, params: SamplingParams, allowed: np.ndarray
     ids = _allowed_ids(allowed)
     scaled = (logits if ids is None else logits[ids]).astype(np.float64)
     scaled -= scaled.max()
-    scaled /= params.temperature
+    with np.errstate(over="ignore"):  # the least of temperatures leave the most probable tokens alone, which is right
+        scaled /= params.temperature
     kept = _kept(scaled, params)
     weights = np.exp(scaled if kept is None else scaled[kept])
     if kept is not None:

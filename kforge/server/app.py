@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -45,8 +46,10 @@ class Door:
     def check(self, request: Request) -> None:
         """Raises ``ApiError`` 401 or 421."""
         if self.key is not None:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not secrets.compare_digest(given.encode(), self.key.encode()):
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            # A header's bytes are read as Latin-1; the key is as the environment's bytes were read.
+            shown, key = given.strip().encode("latin-1"), os.fsencode(self.key)
+            if scheme.lower() != "bearer" or not secrets.compare_digest(shown, key):
                 raise ApiError(401, "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.",
                                code="invalid_api_key")
         elif self.local and _host(request) not in _LOCAL_NAMES:
@@ -261,6 +264,6 @@ def _of_starlette(error: HTTPException) -> ApiError:
 
 
 def _host(request: Request) -> str:
-    """The Host header without its port."""
-    host = request.headers.get("host", "")
+    """The Host header without its port, in small letters."""
+    host = request.headers.get("host", "").lower()
     return host if host.endswith("]") else host.rpartition(":")[0] or host

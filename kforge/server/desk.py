@@ -68,9 +68,11 @@ class Desk:
         self._closed = True
 
     def drop_all(self) -> None:
+        """Tells everybody that the server ends, at once: the engine hears of it after its step, which may take long."""
         for exchange in self._exchanges:
             self.cut_off += len(exchange.open)
             self.drop(exchange, _stopping())
+        self._tell_all(_stopping())
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
         for exchange, event in deliveries:
@@ -89,12 +91,15 @@ class Desk:
         """The engine is gone: whoever still waits for it is told."""
         self._ended = True
         self.failure = error
-        reason = _stopping() if error is None else ApiError(500, f"The engine failed: {error}")
+        self._tell_all(_stopping() if error is None else ApiError(500, f"The engine failed: {error}"))
+        if error is not None:
+            self.on_failure()
+
+    def _tell_all(self, reason: ApiError) -> None:
+        """Ends all that is open with ``reason``."""
         now = perf_counter()
         self._deliver([Delivery(exchange, Event(index, now, error=reason, last=True))
                        for exchange in self._exchanges for index in sorted(exchange.open)])
-        if error is not None:
-            self.on_failure()
 
 
 def _stopping() -> ApiError:

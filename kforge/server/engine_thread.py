@@ -133,6 +133,7 @@ class EngineThread(threading.Thread):
                 self._open[engine.add(job.prompt, job.params)] = place
             except KforgeError as error:
                 self._end([place], bad_request(str(error)))
+        self._look_at(engine)
 
     def _step(self, engine: Engine) -> None:
         outputs = engine.step()

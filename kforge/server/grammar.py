@@ -26,6 +26,10 @@ _COMPACT: JsonCompileOptions = {
     "lenient": False,  # what it cannot hold, it refuses
 }
 
+# Masks are made on the engine's thread, while everybody waits. Patterns of nested repetitions take 1.5 s and 240 MB
+# for a single one with the library's own million; formats, long strings and enumerations need far less than this.
+_LEXER_FUEL = 100_000
+
 
 class GrammarConstraint:
     """A ``kforge.engine.request.Constraint``: the tokens that a grammar lets follow. One answer's, on one thread."""
@@ -57,7 +61,7 @@ class GrammarConstraint:
 
     def _require(self, holds: bool) -> None:
         if not holds:
-            reason = self._matcher.get_error() or "a token was not allowed"
+            reason = _reason(self._matcher) or "a token was not allowed"
             raise KforgeError(f"The answer cannot go on by its grammar: {reason}")
 
 
@@ -74,7 +78,7 @@ class Grammars:
 
         Raises ``ApiError`` 400 for a schema that is none, or that asks for what cannot be held.
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         if not self._stop_ids:
             raise bad_request("This model's file names no token that ends an answer, so none can be held to a format.",
@@ -84,9 +88,11 @@ class Grammars:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_COMPACT)
         except ValueError as error:
             raise _refused(str(error)) from None
-        first = LLMatcher(tokens, grammar, log_level=0)
+        limits = LLParserLimits(initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False)
+        first = LLMatcher(tokens, grammar, log_level=0, limits=limits)
+        first.compute_bitmask()  # a schema that has no instance may show only here
         if first.is_error():
-            raise _refused(first.get_error())
+            raise _refused(_reason(first))
         matchers = [first, *(first.deep_copy() for _ in range(count - 1))]
         return [GrammarConstraint(matcher, self._vocab) for matcher in matchers]
 
@@ -119,3 +125,8 @@ class _Bytes:
 def _refused(reason: str) -> Exception:
     return bad_request(f"The schema of 'response_format' cannot be held: {' '.join(reason.split())}", "response_format",
                        "invalid_schema")
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Why it cannot go on, without the placeholder for the parser's state that the library puts behind it."""
+    return matcher.get_error().partition("<non-verbose/>")[0].strip()

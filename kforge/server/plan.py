@@ -59,7 +59,7 @@ class Planner:
         params = self._params(request, self._room(prompt, wanted, None, "messages", name))
         if request.logprobs:
             params = replace(params, logprobs=request.top_logprobs or 0)
-        jobs = [Job(tuple(prompt), p) for p in _each_seed(params, request.n or 1)]
+        jobs = _jobs(prompt, params, request.n or 1)
         schema = _schema(request)
         if schema is not None:
             constraints = self._grammars.constraints(schema, len(jobs))
@@ -81,10 +81,10 @@ class Planner:
                 params = replace(params, logprobs=request.logprobs)
                 if request.echo:
                     params = replace(params, prompt_logprobs=request.logprobs)
-            for each in _each_seed(params, request.n or 1):
-                jobs.append(Job(tuple(prompt), each))
-                if request.echo:
-                    echoes.append(self.tokenizer.decode(prompt) if text is None else text)
+            several = _jobs(prompt, params, request.n or 1)
+            jobs += several
+            if request.echo:
+                echoes += [self.tokenizer.decode(prompt) if text is None else text] * len(several)
         return Plan(tuple(jobs), sum(len(prompt) for _, prompt in prompts), tuple(echoes), request.max_tokens == 0)
 
     def _prompts(self, request: CompletionRequest) -> list[tuple[str | None, list[int]]]:
@@ -143,9 +143,10 @@ class Planner:
         )
 
 
-def _each_seed(params: SamplingParams, count: int) -> list[SamplingParams]:
-    """Choice i has the seed plus i: one answer of many can be had again alone."""
-    return [replace(params, seed=params.seed + i) for i in range(count)]
+def _jobs(prompt: Sequence[int], params: SamplingParams, count: int) -> list[Job]:
+    """Choices of one prompt. Choice i has the seed plus i: one answer of many can be had again alone."""
+    shared = tuple(prompt)
+    return [Job(shared, replace(params, seed=params.seed + i)) for i in range(count)]
 
 
 def _schema(request: ChatRequest) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ MOST_CHOICES = 128
 MOST_LOGPROBS = 20
 MOST_STOPS = 16
 MOST_STOP = 1024  # characters of one stop string
+_MOST_TOKENS = 2**31 - 1  # more than any model holds, and few enough digits to be told
+_MOST_MISTAKES = 100  # that are looked at one by one
 
 # Parameters of OpenAI's interface that are not implemented, with the values that ask for nothing (null always does).
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -46,7 +48,9 @@ _MESSAGE_NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 Stop = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
-Tokens = list[Annotated[int, Field(ge=0)]]
+# Long lists fail at their first mistake: one of nothing else would be described at a thousand times its size.
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+Count = Annotated[int, Field(ge=0, le=_MOST_TOKENS)]
 
 
 class _Strict(BaseModel):
@@ -91,7 +95,7 @@ class ChatMessage(_Strict):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
     @property
     def text(self) -> str:
@@ -106,11 +110,11 @@ class _Request(_Strict):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: Count | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
@@ -127,8 +131,8 @@ class _Request(_Strict):
 
 
 class ChatRequest(_Request):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: Annotated[Count, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
@@ -139,7 +143,7 @@ class ChatRequest(_Request):
 class CompletionRequest(_Request):
     """``prompt``: a text, token ids, or several of either."""
 
-    prompt: str | Tokens | list[str] | list[Tokens]
+    prompt: str | Tokens | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Tokens], Field(fail_fast=True)]
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: bool | None = None
 
@@ -153,6 +157,8 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
+        if error.error_count() > _MOST_MISTAKES:
+            raise bad_request(f"The body has {error.error_count()} mistakes.", code="invalid_value") from None
         raise _explained(error.errors(include_url=False, include_input=False)) from None
     _require_supported(request)
     return request

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import signal
 import socket
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -19,6 +22,7 @@ from kforge.engine.engine import Engine
 from kforge.models.fetch import SOURCES
 from kforge.models.model import Model
 from kforge.server.app import Door, Server
+from kforge.server.connections import Connection
 from kforge.server.desk import Desk
 from kforge.server.engine_thread import EngineThread
 from kforge.server.metrics import Metrics
@@ -26,7 +30,7 @@ from kforge.server.plan import Planner
 
 KEY_VARIABLE = "KFORGE_API_KEY"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_KEEP_ALIVE = 60  # seconds that an idle connection stays open
+_KEEP_ALIVE = 60  # seconds that a connection stays open without a request
 _LAST_WORDS = 5  # seconds that answers which were cut off have to say so
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Between two steps the engine's thread waits for the interpreter until another thread gives it up: at most this long.
@@ -52,6 +56,8 @@ def served_name(model: str) -> str:
 
 def serve(name: str, model: Model, make_engine: Callable[[], Engine], options: Options) -> None:
     """Serves until a signal ends it. Raises ``KforgeError`` for an address that cannot be had, or what broke it."""
+    if not math.isfinite(options.grace):
+        raise KforgeError(f"--grace {options.grace} is no number of seconds: answers must come to an end some time")
     key = os.environ.pop(KEY_VARIABLE, None) or None  # no child process needs it
     listener = _listener(options.host, options.port)
     local = options.host in _LOOPBACK
@@ -59,6 +65,7 @@ def serve(name: str, model: Model, make_engine: Callable[[], Engine], options: O
         print(f"kforge: whoever reaches {options.host} can use this server; set {KEY_VARIABLE} to ask for a key.",
               file=sys.stderr, flush=True)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     thread = EngineThread(make_engine)
     thread.start()
     limits = thread.limits()
@@ -68,7 +75,7 @@ def serve(name: str, model: Model, make_engine: Callable[[], Engine], options: O
         desk = Desk(thread, options.capacity, metrics)
         metrics.watch(lambda: desk.snapshot, limits.pages)
         app = Server(name, Planner(model, limits.context), desk, metrics, Door(key, local)).app()
-        config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_level="error", access_log=False,
+        config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_level="error", access_log=False,
                                 server_header=False, timeout_keep_alive=_KEEP_ALIVE,
                                 timeout_graceful_shutdown=int(options.grace) + _LAST_WORDS)
         ready = f"kforge serves {name} on {_url(listener)}"
@@ -90,6 +97,7 @@ class _Graceful(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, desk: Desk, grace: float, ready: str) -> None:
         super().__init__(config)
         self._desk, self._grace, self._ready = desk, grace, ready
+        self._ending: asyncio.Task[None] | None = None
         desk.on_failure = self._give_up
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -98,11 +106,21 @@ class _Graceful(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._desk.close()
+        if self.force_exit:
+            return
         deadline = asyncio.get_running_loop().call_later(self._grace, self._desk.drop_all)
+        self._ending = asyncio.create_task(super().shutdown(sockets))
         try:
-            await super().shutdown(sockets)
+            await asyncio.wait((self._ending,))  # until it is done, or a second Ctrl-C cancels it
         finally:
             deadline.cancel()
+        if not self._ending.cancelled():
+            self._ending.result()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self.force_exit and self._ending is not None:
+            self._ending.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -123,6 +141,12 @@ class _Graceful(uvicorn.Server):
 
     def _give_up(self) -> None:
         self.should_exit = True
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether to log it. Requests are cancelled only at the end, when their clients do not read what they are told, or
+    nobody waits for them any more: no mistake of the server's, which says for itself how it ended."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -158,7 +158,7 @@ class CompletionShape(Shape):
 
     def __init__(self, model: str, plan: Plan, vocabulary: Vocabulary) -> None:
         super().__init__(model, plan, vocabulary)
-        self._lists = [CompletionLogprobs(vocabulary) for _ in plan.jobs]
+        self._lists = [CompletionLogprobs(vocabulary, bool(plan.echoes)) for _ in plan.jobs]
         self._unscored = {i for i, job in enumerate(plan.jobs) if job.params.prompt_logprobs is not None}
         for choice, echo in zip(self.choices, plan.echoes, strict=False):
             choice.text.append(echo)

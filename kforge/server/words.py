@@ -37,9 +37,11 @@ class CompletionLogprobs:
     """The parallel lists of a completion's ``logprobs``: add tokens, take what was added since it was last taken.
 
     Offsets are characters of the answer's text before a token. The first token of a prompt has no probability.
+    ``echo``: the text begins with the prompt, hence without the space that some vocabularies put before a text.
     """
 
     vocabulary: Vocabulary
+    echo: bool = False
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
@@ -48,12 +50,16 @@ class CompletionLogprobs:
     def __post_init__(self) -> None:
         self._characters = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._hidden_space = self.echo and self.vocabulary.prefix_space
 
     def add(self, token: int, ranked: Ranked | None) -> None:
         """``ranked`` None: nothing is known of this token (the first of a prompt)."""
         self.tokens.append(self._text(token))
         self.text_offset.append(self._characters)
-        self._characters += len(self._utf8.decode(self.vocabulary.piece(token)))
+        text = self._utf8.decode(self.vocabulary.piece(token))
+        if text and self._hidden_space:
+            text, self._hidden_space = text.removeprefix(" "), False
+        self._characters += len(text)
         if ranked is None:
             self.token_logprobs.append(None)
             self.top_logprobs.append(None)

@@ -22,6 +22,9 @@ from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelState
 from kforge.engine.engine import Engine
 from kforge.engine.isolation import executor
+from kforge.engine.isolation.page import Command
+from kforge.engine.isolation.plan import Plan
+from kforge.engine.isolation.process import IsolatedProcess
 from kforge.engine.kernel_set import Overlay, TunedKernels
 from kforge.engine.request import SamplingParams
 from kforge.engine.weights import Weights
@@ -167,6 +170,21 @@ def test_scratch_beyond_what_there_is_is_an_error_that_names_the_kernel(toy, ker
     with pytest.raises(KforgeError, match=r"kernel 0123456789abcdef .* wants more scratch"):
         engine.generate([TOKENS], PARAMS)
     engine.close()
+
+
+def test_a_warden_that_is_killed_from_outside_is_noticed_soon():
+    process = IsolatedProcess(Plan(1, 1 << 20, (), (), ((),)), [], 0)
+    try:
+        assert process.call(Command.RUN, 0, 60.0) is None
+        os.kill(process.pid, signal.SIGKILL)
+        began = time.monotonic()
+        death = process.call(Command.RUN, 0, 600.0)
+        if death is None:  # the executor was faster than the signal
+            death = process.call(Command.RUN, 0, 600.0)
+        assert death is not None and death.reason == "SIGKILL ended its process"
+        assert time.monotonic() - began < 30, "nobody is left who would end its ten minutes"
+    finally:
+        process.close()
 
 
 def test_nothing_is_left_when_the_engine_is_closed_or_killed():

@@ -1,5 +1,7 @@
 """Sampling: the filters keep what they say, and a token depends on its own row, seed and position alone."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,14 @@ def test_top_p_of_a_flat_distribution_needs_the_full_sort():
     order = np.argsort(-p, kind="stable")
     kept = set(order[: int(np.searchsorted(np.cumsum(p[order]), 0.9)) + 1].tolist())
     assert {sample(logits, SamplingParams(temperature=1, top_p=0.9), i) for i in range(500)} <= kept
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_the_least_temperature_takes_the_most_probable_token_without_a_word(filters):
+    logits = np.float32([0.0, 3.0, -1.0, 2.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert {sample(logits, SamplingParams(temperature=5e-324, **filters), i) for i in range(20)} == {1}
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 1}, {"min_p": 0.9}, {"top_p": 0.1}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +23,7 @@ from kforge.server.errors import ApiError
 from kforge.server.exchange import Event, Exchange, Job
 from kforge.server.grammar import Grammars
 from kforge.server.metrics import Metrics
-from kforge.server.words import token_text
+from kforge.server.words import CompletionLogprobs, token_text
 
 LIMITS = StepLimits(64, 4, 16, 64, 256)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"],
@@ -145,6 +146,35 @@ def test_a_schema_that_cannot_be_held_is_refused(tokenizer: Tokenizer, schema: d
 def test_without_an_end_token_there_is_no_grammar(tokenizer: Tokenizer):
     with pytest.raises(ApiError, match="ends an answer"):
         Grammars(tokenizer, 1024, ()).constraints(SCHEMA, 1)
+
+
+def test_served_prompts_come_in_in_small_parts_while_others_wait_for_tokens(tiny: Path,
+                                                                            monkeypatch: pytest.MonkeyPatch):
+    from kforge.cli.serve import serve
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr("kforge.engine.engine.Engine", lambda *given, **options: made.append(options))
+    monkeypatch.setattr("kforge.server.serving.serve", lambda name, model, make_engine, options: make_engine())
+    serve(str(tiny), kernels="none")
+    assert [options["max_prefill_tokens_per_step"] for options in made] == [128]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_do_not_count_the_space_that_an_echoed_text_does_not_show(echo: bool):
+    vocabulary = Vocabulary(("<s>", "\u2581once", "\u2581upon", "!"), frozenset({0}), frozenset(),
+                            PieceStyle.SENTENCE_PIECE, prefix_space=True)
+    shown = vocabulary_text(vocabulary, [0, 1, 2, 3], echo)
+    words = CompletionLogprobs(vocabulary, echo)
+    for token in (0, 1, 2, 3):
+        words.add(token, None)
+    offsets = words.take()["text_offset"]
+    assert [shown[at:] for at in offsets[2:]] == [" upon!", "!"]
+    assert offsets[:2] == [0, 0]
+
+
+def vocabulary_text(vocabulary: Vocabulary, ids: list[int], whole: bool) -> str:
+    text = b"".join(vocabulary.piece(i) for i in ids).decode()
+    return text.removeprefix(" ") if whole else text
 
 
 def test_parts_of_characters_are_spelled_out():

@@ -46,10 +46,10 @@ def _handover() -> ctypes.CDLL:
     sources = [_HERE / "handover.cc", source_dir() / "team.cc", source_dir() / "wait.cc"]
     library = ctypes.CDLL(str(build_library("kforge_handover", sources, include_dirs=[source_dir(), _JAIL])))
     library.kf_isolated_start.restype = ctypes.c_int32
-    library.kf_isolated_start.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.kf_isolated_start.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64]
     library.kf_isolated_call.restype = ctypes.c_int32
     library.kf_isolated_call.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int32, ctypes.c_int32,
-                                         ctypes.c_int32, ctypes.c_int64]
+                                         ctypes.c_int32, ctypes.c_int32, ctypes.c_int64]
     return library
 
 
@@ -79,7 +79,7 @@ class IsolatedProcess:
         finally:
             os.close(life)
             written.close()
-        status = _handover().kf_isolated_start(self._address, int(_START_SECONDS * 1e9))
+        status = _handover().kf_isolated_start(self._address, self.pid, int(_START_SECONDS * 1e9))
         if status != _DONE:
             message = bytes(self.page.message).split(b"\0")[0].decode(errors="replace")
             self.close()
@@ -90,7 +90,7 @@ class IsolatedProcess:
         """Runs a command; None when it is done, and then ``page`` has what came of it."""
         self._number = self._number % 0x7FFFFFFF + 1
         status = _handover().kf_isolated_call(self._address, self._number, command, program, self._core,
-                                              int(seconds * 1e9))
+                                              self.pid, int(seconds * 1e9))
         if status == _DONE:
             return None
         launch = int(self.page.launch)
