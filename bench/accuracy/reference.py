@@ -25,6 +25,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
@@ -36,7 +38,7 @@ from kforge.models.roles import Matrix, Vector, WeightRef, roles_of
 from kforge.models.safetensors_file import tensor_name
 
 CLASSES = {Family.LLAMA: (LlamaConfig, LlamaForCausalLM), Family.QWEN2: (Qwen2Config, Qwen2ForCausalLM),
-           Family.QWEN3: (Qwen3Config, Qwen3ForCausalLM)}
+           Family.QWEN3: (Qwen3Config, Qwen3ForCausalLM), Family.QWEN3_MOE: (Qwen3MoeConfig, Qwen3MoeForCausalLM)}
 _ROTATED = {Matrix.Q, Matrix.K, Vector.Q_BIAS, Vector.K_BIAS, Vector.Q_NORM, Vector.K_NORM}
 logging.set_verbosity_error()
 
@@ -62,11 +64,15 @@ def widened(made: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
     """``made`` itself in float64 throughout, with the attention that ``trace`` looks into."""
     made = made.double().eval()
     made.config._attn_implementation = "recorded"
+    if config.experts:
+        made.config._experts_implementation = "eager"
     for layer in made.model.layers:
         norms = [(layer, "input_layernorm"), (layer, "post_attention_layernorm")]
         norms += [(layer.self_attn, name) for name in ("q_norm", "k_norm") if hasattr(layer.self_attn, name)]
         for owner, name in norms:
             setattr(owner, name, _WideNorm(getattr(owner, name)))
+        if config.family is Family.QWEN3_MOE:
+            layer.mlp.gate = _WideRouter(layer.mlp.gate)
     made.model.norm = _WideNorm(made.model.norm)
     made.model.rotary_emb = _WideRotary(config)
     return made
@@ -84,6 +90,23 @@ def logits(made: PreTrainedModel, tokens: list[int]) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
+class ExpertsTrace:
+    """float64 but for ``ids``: who was chosen with what weight, and what each chosen expert gave."""
+
+    router: np.ndarray  # logits [T, E]
+    ids: np.ndarray  # i64 [T, k], the largest logit first
+    weights: np.ndarray  # [T, k]
+    slots: np.ndarray  # [T * k, H]
+
+    @property
+    def margin(self) -> np.ndarray:
+        """[T]: how far the last chosen logit of each token is above the first one that was not."""
+        ordered = np.sort(self.router, axis=1)[:, ::-1]
+        k = self.ids.shape[1]
+        return ordered[:, k - 1] - ordered[:, k]
+
+
+@dataclass(frozen=True, eq=False)
 class LayerTrace:
     """float64 [T, n] between a layer's operators; heads in the file's order."""
 
@@ -96,8 +119,9 @@ class LayerTrace:
     attention: np.ndarray
     after_attention: np.ndarray  # the residual stream
     ffn_norm: np.ndarray
-    ff: np.ndarray  # silu(gate) * up
+    ff: np.ndarray  # silu(gate) * up; of experts [T * k, n], one row for each choice
     out: np.ndarray
+    experts: ExpertsTrace | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +140,20 @@ class Trace:
 def trace(made: PreTrainedModel, tokens: list[int], style: RopeStyle) -> Trace:
     """One pass of ``truth``'s model with every module's input and output kept. ``style``: how the file orders heads."""
     kept: dict[str, np.ndarray] = {}
+    routed: dict[str, tuple[torch.Tensor, ...]] = {}
     hooks = []
 
     def keep(name: str, _module: torch.nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         if given:
             kept[name + ".in"] = given[0][0].numpy()
-        kept[name + ".out"] = (output[0] if output.dim() == 3 else output).numpy()
+        if isinstance(output, tuple):  # of a router: logits, weights, ids
+            routed[name] = output
+        else:
+            kept[name + ".out"] = (output[0] if output.dim() == 3 else output).numpy()
 
     for name, module in made.named_modules():
-        if isinstance(module, torch.nn.Linear | _WideNorm) or name.endswith(tuple(f"layers.{i}" for i in range(1000))):
+        inside = isinstance(module, torch.nn.Linear | _WideNorm) or name.endswith(("mlp.gate", "mlp.router"))
+        if inside or name.endswith(tuple(f"layers.{i}" for i in range(1000))):
             hooks.append(module.register_forward_hook(functools.partial(keep, name)))
     rotated: list[torch.Tensor] = []
     made.model.recorded = rotated
@@ -148,15 +177,47 @@ def trace(made: PreTrainedModel, tokens: list[int], style: RopeStyle) -> Trace:
         q, k = (ordered(t[0].transpose(0, 1).flatten(1).numpy()) for t in rotated[2 * i : 2 * i + 2])
         v = kept[at + "self_attn.v_proj.out"]
         parts = [ordered(kept[at + f"self_attn.{n}_proj.out"]) for n in "qk"]
+        ffn_norm, experts = kept[at + "post_attention_layernorm.out"], None
+        if router := next((r for n, r in routed.items() if n.startswith(at)), None):
+            ff, experts = _experts_trace(made.model.layers[i].mlp.experts, ffn_norm, router)
+        else:
+            ff = kept[at + "mlp.down_proj.in"]
         layers.append(LayerTrace(
             kept[at + "input_layernorm.in"], kept[at + "input_layernorm.out"], np.concatenate([*parts, v], 1), q, k, v,
             kept[at + "self_attn.o_proj.in"], kept[at + "post_attention_layernorm.in"],
-            kept[at + "post_attention_layernorm.out"], kept[at + "mlp.down_proj.in"], kept[at[:-1] + ".out"]))
+            ffn_norm, ff, kept[at[:-1] + ".out"], experts))
     return Trace(tuple(layers), kept["model.norm.out"], result)
+
+
+@torch.inference_mode()
+def _experts_trace(experts: torch.nn.Module, x: np.ndarray, router: tuple[torch.Tensor, ...]
+                   ) -> tuple[np.ndarray, ExpertsTrace]:
+    """What each chosen expert makes of its token before its down matrix and after it, by ``transformers``' own code:
+    each choice as a token of its own that has one expert, whose down matrix is the identity at first."""
+    logits, weights, ids = router
+    tokens = torch.from_numpy(x).repeat_interleave(ids.shape[1], 0)
+    alone = tokens, ids.reshape(-1, 1), torch.ones(len(tokens), 1, dtype=tokens.dtype)
+    slots = experts(*alone).numpy()
+    down = experts.down_proj
+    transposed = getattr(experts, "is_transposed", False)  # [E, in, out] instead of [E, out, in]
+    width = down.shape[1 if transposed else 2]
+    one = torch.zeros(down.shape[1:], dtype=down.dtype)
+    one.fill_diagonal_(1)
+    if width > x.shape[1]:
+        raise KforgeError("experts that are wider than their model cannot be looked into")
+    saved = {name: p for name, p in experts.named_parameters() if name.startswith("down_proj")}
+    for name, p in saved.items():
+        setattr(experts, name, torch.nn.Parameter(one.expand_as(p) if p.dim() == 3 else torch.zeros_like(p), False))
+    ff = experts(*alone)[:, :width].numpy()
+    for name, p in saved.items():
+        setattr(experts, name, p)
+    return ff, ExpertsTrace(logits.numpy(), ids.numpy(), weights.numpy(), slots)
 
 
 def _loaded(model: Model, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     c = model.config
+    if c.experts:
+        raise KforgeError("The accuracy bench knows models with experts only as transformers made them.")
     if c.rope.scaling is not RopeScaling.NONE or c.rope.divisors:
         raise KforgeError("The accuracy bench knows models without rope scaling.")
     config_class, model_class = CLASSES[c.family]
@@ -189,6 +250,19 @@ class _WideNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class _WideRouter(torch.nn.Module):
+    """Softmax over all experts in the type of its input; else as Qwen3-MoE's router."""
+
+    def __init__(self, narrow: torch.nn.Module) -> None:
+        super().__init__()
+        self.weight, self.top, self.normalised = narrow.weight, narrow.top_k, narrow.norm_topk_prob
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = F.linear(x.reshape(-1, x.shape[-1]), self.weight)
+        weights, ids = logits.softmax(-1).topk(self.top)
+        return logits, weights / weights.sum(-1, keepdim=True) if self.normalised else weights, ids
 
 
 class _WideRotary(torch.nn.Module):

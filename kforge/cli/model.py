@@ -30,7 +30,8 @@ def get(name: Annotated[str, typer.Argument(help="Name of a known model.")] = "s
 def synth(
     name: Annotated[
         str,
-        typer.Argument(help="Shape: llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, qwen2.5-0.5b or qwen3-0.6b."),
+        typer.Argument(help="Shape: llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, qwen2.5-0.5b, qwen3-0.6b or "
+                            "qwen3-30b-a3b."),
     ],
     file_format: Annotated[str, typer.Option("--format", help="q4_0, q4_1, q8_0, q4_k_m, bf16 or f16.")] = "q4_0",
     layers: Annotated[int | None, typer.Option(help="Write only this many layers.")] = None,
@@ -81,6 +82,7 @@ def _facts(model: Model) -> dict[str, str | int | float]:
     scaling = "factors from the file" if c.rope.divisors else c.rope.scaling.value
     return {
         "path": str(model.path), "name": c.name, "family": c.family.value, "layers": c.layers, "hidden": c.hidden,
+        **({"experts": f"{c.experts.count}, {c.experts.per_token} a token"} if c.experts else {}),
         "heads": c.heads, "kv heads": c.kv_heads, "head dim": c.head_dim, "intermediate": c.intermediate,
         "vocabulary": c.vocab, "context length": c.context_length, "rms eps": c.rms_eps,
         "rope": f"theta {c.rope.theta:g}, style {c.rope.style}, scaling {scaling}",

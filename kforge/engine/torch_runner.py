@@ -16,6 +16,7 @@ from kforge.core.errors import KforgeError
 from kforge.engine.memory import require_memory
 from kforge.engine.runner import KernelUse, RunnerOptions
 from kforge.engine.steps import StepInputs, StepLimits, StepShape
+from kforge.engine.torch_experts import Routes, expert_products, gated, routes
 from kforge.models.config import RopeStyle, rope_tables
 from kforge.models.graph import Call, CallKind, StepOptions, step_calls
 from kforge.models.model import Model
@@ -33,6 +34,7 @@ class _Step:
     h: torch.Tensor  # what the next matrix reads
     parts: list[torch.Tensor]  # of a fused matrix that came as several
     tables: list[torch.Tensor]  # pages of each sequence, i64
+    routes: Routes | None = None  # of a layer with experts
 
 
 class TorchRunner:
@@ -122,6 +124,16 @@ class TorchRunner:
                 step.h = self._attention(call, step)
             case CallKind.O | CallKind.DOWN:
                 step.x = step.x + self._linear(call, step.h)
+            case CallKind.ROUTER:
+                step.parts.append(self._linear(call, step.h))
+            case CallKind.ROUTE:
+                assert c.experts
+                step.routes = routes(step.parts.pop(), c.experts)
+            case CallKind.EXPERT_GATE_UP | CallKind.EXPERT_DOWN:
+                step.h = self._experts(call, step)
+            case CallKind.COMBINE:
+                assert step.routes
+                step.x = step.x + torch.einsum("tj,tjh->th", step.routes.weights, step.h)
             case CallKind.GATE_UP | CallKind.SILU:
                 both = self._linear(call, step.h) if call.kind is CallKind.GATE_UP else self._joined(step)
                 gate, up = both.chunk(2, -1)
@@ -145,6 +157,17 @@ class TorchRunner:
 
     def _linear(self, call: Call, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self._loaded[call.weights], self._loaded[call.biases] if call.biases else None)
+
+    def _experts(self, call: Call, step: _Step) -> torch.Tensor:
+        """[T, k, n]: what each token's experts make of it, or of what they made before."""
+        e = self._config.experts
+        assert e and step.routes
+        x = step.h if step.h.dim() == 3 else step.h[:, None].expand(-1, e.per_token, -1)
+        weights = self._loaded[call.weights].unflatten(0, (len(call.weights), e.count, -1))
+        biases = self._loaded[call.biases].unflatten(0, (len(call.biases), e.count)) if call.biases else None
+        parts = [expert_products(x, step.routes, weights[i], None if biases is None else biases[i])
+                 for i in range(len(call.weights))]
+        return parts[0] if len(parts) == 1 else gated(e.gate, parts[0], parts[1])
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = x.float()

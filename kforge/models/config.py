@@ -17,6 +17,15 @@ class Family(StrEnum):
     LLAMA = "llama"
     QWEN2 = "qwen2"  # q, k and v have biases; Qwen2.5 too
     QWEN3 = "qwen3"  # heads of q and k are normalised before they are rotated
+    QWEN3_MOE = "qwen3_moe"  # the same with experts
+
+    @property
+    def gguf(self) -> str:
+        """Its name in GGUF files; the value is that of config.json."""
+        return _IN_GGUF.get(self, self.value)
+
+
+_IN_GGUF = {Family.QWEN3_MOE: "qwen3moe"}
 
 
 class RopeStyle(StrEnum):
@@ -69,6 +78,23 @@ class Rope:
         return (1.0 - smooth) * frequency / self.factor + smooth * frequency
 
 
+class ExpertGate(StrEnum):
+    """What an expert makes of its gate and up rows, by the name that ``moe_linear`` has for it."""
+
+    SILU = "silu_gate"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of each layer's feed-forward network. Each is as wide as ``intermediate`` says."""
+
+    count: int
+    per_token: int  # the experts with the largest logits of its router
+    normalised: bool = True  # their weights add up to 1; else they are parts of the softmax over all
+    gate: ExpertGate = ExpertGate.SILU
+    bias: bool = False  # of the router and of every matrix of every expert
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Shape and constants of a decoder-only model; sizes in elements."""
@@ -89,6 +115,7 @@ class ModelConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False  # an RMSNorm of each head of q and k, with rms_eps, before the rotary embedding
+    experts: Experts | None = None
     bos_id: int | None = None
     eos_id: int | None = None
     stop_ids: tuple[int, ...] = ()  # every token that ends a turn, eos included

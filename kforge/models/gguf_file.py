@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,7 +11,7 @@ from gguf import GGMLQuantizationType
 
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
-from kforge.models.config import Family, ModelConfig, Rope, RopeScaling, RopeStyle
+from kforge.models.config import Experts, Family, ModelConfig, Rope, RopeScaling, RopeStyle
 from kforge.models.gguf_header import Header, TensorInfo, read_header
 from kforge.models.model import Model
 from kforge.models.roles import GLOBAL, Matrix, Role, Vector
@@ -51,6 +52,10 @@ NAMES: dict[Role, str] = {
     Matrix.GATE: "ffn_gate.weight",
     Matrix.UP: "ffn_up.weight",
     Matrix.DOWN: "ffn_down.weight",
+    Matrix.ROUTER: "ffn_gate_inp.weight",
+    Matrix.EXPERT_GATE: "ffn_gate_exps.weight",
+    Matrix.EXPERT_UP: "ffn_up_exps.weight",
+    Matrix.EXPERT_DOWN: "ffn_down_exps.weight",
 }
 _ROPE_DIVISORS = "rope_freqs.weight"
 _VECTOR_TYPES = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
@@ -99,7 +104,8 @@ class GGUFModel(Model):
         from kforge.operators.layouts import from_gguf
 
         info = self._info(role, layer)
-        return from_gguf(self._bytes(info), self._stored_format(role, layer), *info.shape)
+        *rows, columns = info.shape
+        return from_gguf(self._bytes(info), self._stored_format(role, layer), math.prod(rows), columns)
 
     def _vector(self, role: Vector, layer: int | None) -> np.ndarray:
         return _vector(self.path, self.header, self._info(role, layer))
@@ -120,9 +126,11 @@ def _vector(path: Path, header: Header, info: TensorInfo) -> np.ndarray:
 def _config(path: Path, header: Header) -> ModelConfig:
     fields = header.fields
     arch = fields.get("general.architecture")
-    if arch not in list(Family):
-        raise KforgeError(f"{path}: models of the family '{arch}' are not supported (supported: {', '.join(Family)}).")
-    family = Family(str(arch))
+    families = {f.gguf: f for f in Family}
+    if arch not in families:
+        raise KforgeError(f"{path}: models of the family '{arch}' are not supported "
+                          f"(supported: {', '.join(families)}).")
+    family = families[str(arch)]
 
     def get(key: str, kind: type[T], default: T | None = None) -> T:
         value = fields.get(f"{arch}.{key}", default)
@@ -132,8 +140,14 @@ def _config(path: Path, header: Header) -> ModelConfig:
             raise KforgeError(f"{path}: '{arch}.{key}' is {value!r}; one {kind.__name__} was expected.")
         return value
 
-    if get("expert_count", int, 0) > 0:
-        raise KforgeError(f"{path}: mixtures of experts are not supported.")
+    experts = None
+    if family is Family.QWEN3_MOE:
+        experts = Experts(get("expert_count", int), get("expert_used_count", int),
+                          normalised=get("expert_weights_norm", bool, True))
+        if not 1 <= experts.per_token <= experts.count:
+            raise KforgeError(f"{path}: {experts.per_token} of {experts.count} experts cannot be chosen.")
+    elif get("expert_count", int, 0) > 0:
+        raise KforgeError(f"{path}: mixtures of experts are not supported in the family '{arch}'.")
     if isinstance(count := fields.get("split.count"), int) and count > 1:
         raise KforgeError(f"{path}: one of {count} parts of a split model; merge them with 'llama-gguf-split --merge'.")
     heads, hidden = get("attention.head_count", int), get("embedding_length", int)
@@ -156,13 +170,14 @@ def _config(path: Path, header: Header) -> ModelConfig:
         name=str(fields.get("general.name", path.stem)), family=family,
         layers=get("block_count", int), hidden=hidden, heads=heads,
         kv_heads=kv_heads, head_dim=head_dim,
-        intermediate=get("feed_forward_length", int), vocab=embed.shape[0],
+        intermediate=get("expert_feed_forward_length" if experts else "feed_forward_length", int), vocab=embed.shape[0],
         context_length=get("context_length", int),
         rms_eps=get("attention.layer_norm_rms_epsilon", float),
         rope=_rope(path, header, family, get("rope.freq_base", float, 10000.0), head_dim),
         tied_head=NAMES[Matrix.HEAD] not in header.tensors,
         qkv_bias=family is Family.QWEN2 or tensor_name(Vector.Q_BIAS, 0) in header.tensors,
-        o_bias=tensor_name(Vector.O_BIAS, 0) in header.tensors, qk_norm=family is Family.QWEN3,
+        o_bias=tensor_name(Vector.O_BIAS, 0) in header.tensors,
+        qk_norm=family in (Family.QWEN3, Family.QWEN3_MOE), experts=experts,
         bos_id=ids.get("bos"), eos_id=eos, stop_ids=_stop_ids(fields, ids),
         chat_template=template if isinstance(template, str) else None,
     )
@@ -176,8 +191,9 @@ def _rope(path: Path, header: Header, family: Family, theta: float, head_dim: in
         if len(divisors) != head_dim // 2 or min(divisors) <= 0:
             raise KforgeError(f"{path}: tensor '{_ROPE_DIVISORS}' must hold {head_dim // 2} positive factors.")
         return Rope(theta, style, divisors=tuple(divisors))
-    kind = fields.get(f"{family}.rope.scaling.type", "none")
-    factor = fields.get(f"{family}.rope.scaling.factor", fields.get(f"{family}.rope.scale_linear", 0.0))
+    key = f"{family.gguf}.rope"
+    kind = fields.get(f"{key}.scaling.type", "none")
+    factor = fields.get(f"{key}.scaling.factor", fields.get(f"{key}.scale_linear", 0.0))
     if kind not in ("none", "linear"):
         raise KforgeError(f"{path}: rope scaling of type '{kind}' is not supported (supported: none, linear, llama3).")
     if isinstance(factor, float) and factor > 0 and factor != 1.0:

@@ -55,7 +55,7 @@ def synth(name: str, file_format: str, path: Path, layers: int | None = None, se
 
 def _write(what: SynthPlan, path: Path, seed: int) -> None:
     config = what.config
-    writer = gguf.GGUFWriter(path, config.family.value)
+    writer = gguf.GGUFWriter(path, config.family.gguf)
     _metadata(writer, what)
     tensors = _tensors(what)
     for tensor in tensors:
@@ -79,6 +79,10 @@ def _metadata(writer: gguf.GGUFWriter, what: SynthPlan) -> None:
     writer.add_context_length(c.context_length)
     writer.add_embedding_length(c.hidden)
     writer.add_feed_forward_length(c.intermediate)
+    if c.experts:
+        writer.add_expert_feed_forward_length(c.intermediate)
+        writer.add_expert_count(c.experts.count)
+        writer.add_expert_used_count(c.experts.per_token)
     writer.add_head_count(c.heads)
     writer.add_head_count_kv(c.kv_heads)
     writer.add_key_length(c.head_dim)

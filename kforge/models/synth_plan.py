@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
-from kforge.models.config import Family, ModelConfig, Rope, RopeScaling, RopeStyle
+from kforge.models.config import Experts, Family, ModelConfig, Rope, RopeScaling, RopeStyle
 from kforge.models.roles import Matrix, shape_of
 
 
@@ -38,18 +38,24 @@ _QWEN2 = ModelConfig("qwen2.5-0.5b", Family.QWEN2, 24, 896, 14, 2, 64, 4864, voc
                      rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=True, qkv_bias=True)
 _QWEN3 = ModelConfig("qwen3-0.6b", Family.QWEN3, 28, 1024, 16, 8, 128, 3072, vocab=151_936, context_length=40_960,
                      rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=True, qk_norm=True)
+_QWEN3_MOE = ModelConfig("qwen3-30b-a3b", Family.QWEN3_MOE, 48, 2048, 32, 4, 128, 768, vocab=151_936,
+                         context_length=40_960, rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=False,
+                         qk_norm=True, experts=Experts(128, 8))
 _SHAPES = (
     _llama("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, factor=32.0, tied=True),
     _llama("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, factor=32.0, tied=True),
     _llama("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, factor=8.0, tied=False),
     _QWEN2,
     _QWEN3,
+    _QWEN3_MOE,
     # Small enough for tests, with every divisibility that the K formats need.
     replace(_llama("tiny-llama-test", 2, 256, 4, 2, 64, 512, factor=8.0, tied=True), vocab=1024, context_length=2048),
     replace(_QWEN2, name="tiny-qwen2-test", layers=2, hidden=256, heads=4, intermediate=512, vocab=1024,
             context_length=2048),
     replace(_QWEN3, name="tiny-qwen3-test", layers=2, hidden=256, heads=4, kv_heads=2, intermediate=512, vocab=1024,
             context_length=2048),
+    replace(_QWEN3_MOE, name="tiny-qwen3-moe-test", layers=2, hidden=256, heads=4, kv_heads=2, intermediate=256,
+            vocab=1024, context_length=2048, experts=Experts(8, 3)),
 )
 SHAPES = {config.name: config for config in _SHAPES}
 
@@ -64,8 +70,11 @@ class SynthPlan:
     def format(self, role: Matrix, layer: int | None = None) -> WeightFormat:
         """What llama.cpp's quantiser stores this matrix as, without an importance matrix.
 
-        Source: the type selection of llama.cpp's llama-quant.cpp for models without experts.
+        Source: the type selection of llama.cpp's llama-quant.cpp, which never quantises routers; of models with experts
+        only those with other than 8 of them.
         """
+        if role is Matrix.ROUTER:
+            return WeightFormat.F32
         base = _BASE[self.file_format]
         if not base.quantized:
             return base
@@ -74,10 +83,10 @@ class SynthPlan:
         chosen = base
         if role is Matrix.HEAD or (role is Matrix.EMBED and self.config.tied_head):
             chosen = WeightFormat.Q8_0 if base is WeightFormat.Q8_0 else WeightFormat.Q6_K
-        elif role in (Matrix.V, Matrix.DOWN) and self.file_format is FileFormat.Q4_K_M:
+        elif role in (Matrix.V, Matrix.DOWN, Matrix.EXPERT_DOWN) and self.file_format is FileFormat.Q4_K_M:
             assert layer is not None
             chosen = WeightFormat.Q6_K if _more_bits(layer, self.config.layers) else base
-        columns = shape_of(self.config, role)[1]
+        columns = shape_of(self.config, role)[-1]
         if columns % chosen.traits.file_block == 0:
             return chosen
         if chosen is WeightFormat.Q6_K:
