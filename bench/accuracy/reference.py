@@ -18,6 +18,9 @@ import torch
 import torch.nn.functional as F
 from transformers import (
     AttentionInterface,
+    AttentionMaskInterface,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -29,6 +32,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 from transformers.initialization import no_init_weights
+from transformers.masking_utils import eager_mask
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.utils import logging
 
 from kforge.core.errors import KforgeError
@@ -37,8 +42,11 @@ from kforge.models.model import Model
 from kforge.models.roles import Matrix, Vector, WeightRef, roles_of
 from kforge.models.safetensors_file import tensor_name
 
+from .experts import ExpertsTrace, WideRouter, experts_trace
+
 CLASSES = {Family.LLAMA: (LlamaConfig, LlamaForCausalLM), Family.QWEN2: (Qwen2Config, Qwen2ForCausalLM),
-           Family.QWEN3: (Qwen3Config, Qwen3ForCausalLM), Family.QWEN3_MOE: (Qwen3MoeConfig, Qwen3MoeForCausalLM)}
+           Family.QWEN3: (Qwen3Config, Qwen3ForCausalLM), Family.QWEN3_MOE: (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+           Family.GPT_OSS: (GptOssConfig, GptOssForCausalLM)}
 _ROTATED = {Matrix.Q, Matrix.K, Vector.Q_BIAS, Vector.K_BIAS, Vector.Q_NORM, Vector.K_NORM}
 logging.set_verbosity_error()
 
@@ -72,7 +80,7 @@ def widened(made: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
         for owner, name in norms:
             setattr(owner, name, _WideNorm(getattr(owner, name)))
         if config.family is Family.QWEN3_MOE:
-            layer.mlp.gate = _WideRouter(layer.mlp.gate)
+            layer.mlp.gate = WideRouter(layer.mlp.gate)
     made.model.norm = _WideNorm(made.model.norm)
     made.model.rotary_emb = _WideRotary(config)
     return made
@@ -87,23 +95,6 @@ def logits(made: PreTrainedModel, tokens: list[int]) -> np.ndarray:
     """[T, V] in the model's own type."""
     with torch.inference_mode():
         return made(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
-
-
-@dataclass(frozen=True, eq=False)
-class ExpertsTrace:
-    """float64 but for ``ids``: who was chosen with what weight, and what each chosen expert gave."""
-
-    router: np.ndarray  # logits [T, E]
-    ids: np.ndarray  # i64 [T, k], the largest logit first
-    weights: np.ndarray  # [T, k]
-    slots: np.ndarray  # [T * k, H]
-
-    @property
-    def margin(self) -> np.ndarray:
-        """[T]: how far the last chosen logit of each token is above the first one that was not."""
-        ordered = np.sort(self.router, axis=1)[:, ::-1]
-        k = self.ids.shape[1]
-        return ordered[:, k - 1] - ordered[:, k]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +170,7 @@ def trace(made: PreTrainedModel, tokens: list[int], style: RopeStyle) -> Trace:
         parts = [ordered(kept[at + f"self_attn.{n}_proj.out"]) for n in "qk"]
         ffn_norm, experts = kept[at + "post_attention_layernorm.out"], None
         if router := next((r for n, r in routed.items() if n.startswith(at)), None):
-            ff, experts = _experts_trace(made.model.layers[i].mlp.experts, ffn_norm, router)
+            ff, experts = experts_trace(made.model.layers[i].mlp.experts, ffn_norm, router)
         else:
             ff = kept[at + "mlp.down_proj.in"]
         layers.append(LayerTrace(
@@ -187,31 +178,6 @@ def trace(made: PreTrainedModel, tokens: list[int], style: RopeStyle) -> Trace:
             kept[at + "self_attn.o_proj.in"], kept[at + "post_attention_layernorm.in"],
             ffn_norm, ff, kept[at[:-1] + ".out"], experts))
     return Trace(tuple(layers), kept["model.norm.out"], result)
-
-
-@torch.inference_mode()
-def _experts_trace(experts: torch.nn.Module, x: np.ndarray, router: tuple[torch.Tensor, ...]
-                   ) -> tuple[np.ndarray, ExpertsTrace]:
-    """What each chosen expert makes of its token before its down matrix and after it, by ``transformers``' own code:
-    each choice as a token of its own that has one expert, whose down matrix is the identity at first."""
-    logits, weights, ids = router
-    tokens = torch.from_numpy(x).repeat_interleave(ids.shape[1], 0)
-    alone = tokens, ids.reshape(-1, 1), torch.ones(len(tokens), 1, dtype=tokens.dtype)
-    slots = experts(*alone).numpy()
-    down = experts.down_proj
-    transposed = getattr(experts, "is_transposed", False)  # [E, in, out] instead of [E, out, in]
-    width = down.shape[1 if transposed else 2]
-    one = torch.zeros(down.shape[1:], dtype=down.dtype)
-    one.fill_diagonal_(1)
-    if width > x.shape[1]:
-        raise KforgeError("experts that are wider than their model cannot be looked into")
-    saved = {name: p for name, p in experts.named_parameters() if name.startswith("down_proj")}
-    for name, p in saved.items():
-        setattr(experts, name, torch.nn.Parameter(one.expand_as(p) if p.dim() == 3 else torch.zeros_like(p), False))
-    ff = experts(*alone)[:, :width].numpy()
-    for name, p in saved.items():
-        setattr(experts, name, p)
-    return ff, ExpertsTrace(logits.numpy(), ids.numpy(), weights.numpy(), slots)
 
 
 def _loaded(model: Model, dtype: torch.dtype, attention: str) -> PreTrainedModel:
@@ -252,38 +218,31 @@ class _WideNorm(torch.nn.Module):
         return x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
 
 
-class _WideRouter(torch.nn.Module):
-    """Softmax over all experts in the type of its input; else as Qwen3-MoE's router."""
-
-    def __init__(self, narrow: torch.nn.Module) -> None:
-        super().__init__()
-        self.weight, self.top, self.normalised = narrow.weight, narrow.top_k, narrow.norm_topk_prob
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        logits = F.linear(x.reshape(-1, x.shape[-1]), self.weight)
-        weights, ids = logits.softmax(-1).topk(self.top)
-        return logits, weights / weights.sum(-1, keepdim=True) if self.normalised else weights, ids
-
-
 class _WideRotary(torch.nn.Module):
-    """cos and sin of float64 angles, [1, T, D], both halves alike."""
+    """cos and sin of float64 angles, [1, T, D], both halves alike, or as GPT-OSS has them once, [1, T, D/2]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.frequencies = torch.tensor(config.rope.frequencies(config.head_dim), dtype=torch.float64)
+        frequencies = torch.tensor(config.rope.frequencies(config.head_dim), dtype=torch.float64)
+        self.frequencies = frequencies.repeat(1 if config.family is Family.GPT_OSS else 2)
+        self.magnitude = config.rope.magnitude
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = position_ids[..., None].double() * self.frequencies.repeat(2)
-        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        angles = position_ids[..., None].double() * self.frequencies
+        return (angles.cos() * self.magnitude).to(x.dtype), (angles.sin() * self.magnitude).to(x.dtype)
 
 
 def _recorded_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                         mask: torch.Tensor | None, *, scaling: float, **_: object) -> tuple[torch.Tensor, None]:
-    """Causal attention of one whole text that keeps its rotated q and k ([1, heads, T, D])."""
+    """Causal attention of one whole text that keeps its rotated q and k ([1, heads, T, D]); with sinks, and the windows
+    that are in the mask, by GPT-OSS' own function."""
     if getattr(module, "recorded", None) is not None:
         module.recorded += [query, key]
+    if hasattr(module, "sinks"):
+        return eager_attention_forward(module, query, key, value, mask, scaling)
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register("recorded", _recorded_attention)
+AttentionMaskInterface.register("recorded", eager_mask)

@@ -98,7 +98,8 @@ class Buffers:
             case CallKind.ATTENTION:
                 layer = call.layer or 0
                 cache = self._keys[layer], self._values[layer]
-                return n["q"], *cache, i.block_table, i.query_start, i.context, n["attn"]
+                sinks = (weights.vector(call.weights),) if call.weights else ()
+                return n["q"], *cache, i.block_table, i.query_start, i.context, *sinks, n["attn"]
             case CallKind.O:
                 return n["attn"], self._weight(call, weights), *bias, n["x"], n["x"]
             case CallKind.GATE_UP:

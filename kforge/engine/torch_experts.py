@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from kforge.models.config import ExpertGate, Experts
 
+_ALPHA, _LIMIT = 1.702, 7.0  # of swiglu_oai
+
 
 @dataclass(frozen=True)
 class Routes:
@@ -41,3 +43,6 @@ def gated(gate: ExpertGate, gates: torch.Tensor, ups: torch.Tensor) -> torch.Ten
     match gate:
         case ExpertGate.SILU:
             return F.silu(gates) * ups
+        case ExpertGate.SWIGLU_OAI:
+            gates, ups = gates.clamp(max=_LIMIT), ups.clamp(-_LIMIT, _LIMIT)
+            return (ups + 1) * gates * torch.sigmoid(_ALPHA * gates)

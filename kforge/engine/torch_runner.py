@@ -16,6 +16,7 @@ from kforge.core.errors import KforgeError
 from kforge.engine.memory import require_memory
 from kforge.engine.runner import KernelUse, RunnerOptions
 from kforge.engine.steps import StepInputs, StepLimits, StepShape
+from kforge.engine.torch_attention import attend_with_sinks
 from kforge.engine.torch_experts import Routes, expert_products, gated, routes
 from kforge.models.config import RopeStyle, rope_tables
 from kforge.models.graph import Call, CallKind, StepOptions, step_calls
@@ -199,6 +200,7 @@ class TorchRunner:
     def _attention(self, call: Call, step: _Step) -> torch.Tensor:
         """Each sequence alone over its pages; [T, Hq*D]."""
         layer = call.layer or 0
+        window, sinks = self._config.window(layer), self._loaded[call.weights] if call.weights else None
         starts = self.inputs.query_start[: step.shape.sequences + 1].tolist()
         outs = []
         for i, table in enumerate(step.tables):
@@ -206,6 +208,12 @@ class TorchRunner:
             q = step.h[starts[i] : starts[i + 1]].transpose(0, 1)[None]
             k = self._keys[layer][table].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
             v = self._values[layer][table].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
-            mask = None if count == 1 else torch.ones(count, context, dtype=torch.bool).tril(context - count)
-            outs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1))
+            seen = torch.ones(count, context, dtype=torch.bool).tril(context - count)
+            if window:
+                seen = seen.triu(context - count - window + 1)
+            if sinks is None:
+                out = F.scaled_dot_product_attention(q, k, v, attn_mask=None if seen.all() else seen, enable_gqa=True)
+            else:
+                out = attend_with_sinks(q, k, v, seen, sinks)
+            outs.append(out[0].transpose(0, 1))
         return (outs[0] if len(outs) == 1 else torch.cat(outs)).reshape(step.shape.tokens, -1)

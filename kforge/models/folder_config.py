@@ -9,8 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from kforge.core.errors import KforgeError
-from kforge.models.config import Experts, Family, ModelConfig, Rope, RopeScaling, RopeStyle
+from kforge.models.config import (
+    ExpertGate,
+    Experts,
+    Family,
+    ModelConfig,
+    Rope,
+    RopeScaling,
+    RopeStyle,
+    yarn_magnitude,
+)
 from kforge.models.roles import Matrix, Role, Vector
+
+_KINDS = ("sliding_attention", "full_attention")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -64,29 +75,45 @@ def config_of(path: Path, raw: dict[str, Any], has: Callable[[Role], bool]) -> M
         more = read_json(path / "generation_config.json").get("eos_token_id")
         stops += [more] if isinstance(more, int) else list(more or [])
     stops = [i for i in stops if isinstance(i, int) and 0 <= i < vocab]
-    experts = _experts(file, raw, number) if family is Family.QWEN3_MOE else None
+    oai = family is Family.GPT_OSS
+    experts = _experts(file, raw, number, oai) if oai or family is Family.QWEN3_MOE else None
     return ModelConfig(
         name=path.name, family=family, layers=layers, hidden=hidden, heads=heads,
         kv_heads=kv_heads, head_dim=head_dim,
-        intermediate=number("moe_intermediate_size" if experts else "intermediate_size"),
+        intermediate=number("moe_intermediate_size" if family is Family.QWEN3_MOE else "intermediate_size"),
         vocab=vocab, context_length=number("max_position_embeddings", 2048), rms_eps=eps,
         rope=_rope(file, raw), tied_head=bool(raw.get("tie_word_embeddings")) or not has(Matrix.HEAD),
-        qkv_bias=family is Family.QWEN2 or has(Vector.Q_BIAS), o_bias=has(Vector.O_BIAS), qk_norm=qk_norm,
-        experts=experts,
+        qkv_bias=oai or family is Family.QWEN2 or has(Vector.Q_BIAS), o_bias=oai or has(Vector.O_BIAS),
+        qk_norm=qk_norm, experts=experts, windows=_windows(file, raw, layers) if oai else (), sinks=oai,
         bos_id=bos if isinstance(bos := raw.get("bos_token_id"), int) and 0 <= bos < vocab else None,
         eos_id=stops[0] if stops else None, stop_ids=tuple(sorted(set(stops))),
         chat_template=_chat_template(path),
     )
 
 
-def _experts(file: Path, raw: dict[str, Any], number: Callable[[str], int]) -> Experts:
+def _experts(file: Path, raw: dict[str, Any], number: Callable[[str], int], oai: bool) -> Experts:
+    if oai and (raw.get("swiglu_alpha", 1.702), raw.get("swiglu_limit", 7.0)) != (1.702, 7.0):
+        raise KforgeError(f"{file}: only a 'swiglu_alpha' of 1.702 with a 'swiglu_limit' of 7 is supported.")
     if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
         raise KforgeError(f"{file}: layers without experts beside such with them are not supported.")
     count = number("num_experts" if "num_experts" in raw else "num_local_experts")
     per_token = number("num_experts_per_tok")
     if per_token > count:
         raise KforgeError(f"{file}: {per_token} of {count} experts cannot be chosen.")
+    if oai:
+        return Experts(count, per_token, gate=ExpertGate.SWIGLU_OAI, bias=True)
     return Experts(count, per_token, normalised=bool(raw.get("norm_topk_prob")))
+
+
+def _windows(file: Path, raw: dict[str, Any], layers: int) -> tuple[int, ...]:
+    """The shortest run of layers that repeats. Every second layer has a window where the file does not say."""
+    kinds = raw.get("layer_types") or [_KINDS[i % 2] for i in range(layers)]
+    window = raw.get("sliding_window")
+    if len(kinds) != layers or not set(kinds) <= set(_KINDS) or not isinstance(window, int) or window < 1:
+        raise KforgeError(f"{file}: 'layer_types' must have one of {', '.join(_KINDS)} for each of {layers} layers, "
+                          f"and 'sliding_window' be positive, not {window!r}.")
+    each = [window if kind == _KINDS[0] else 0 for kind in kinds]
+    return tuple(next(each[:n] for n in range(1, layers + 1) if all(each[i] == each[i % n] for i in range(layers))))
 
 
 def _rope(file: Path, raw: dict[str, Any]) -> Rope:
@@ -103,9 +130,26 @@ def _rope(file: Path, raw: dict[str, Any]) -> Rope:
             return Rope(theta, RopeStyle.NEOX, RopeScaling.LLAMA3, float(given["factor"]),
                         float(given["low_freq_factor"]), float(given["high_freq_factor"]),
                         int(given["original_max_position_embeddings"]))
+        if kind == "yarn":
+            return _yarn(theta, given)
     except KeyError as error:
         raise KforgeError(f"{file}: rope scaling of type '{kind}' lacks {error}.") from error
-    raise KforgeError(f"{file}: rope scaling of type '{kind}' is not supported (supported: default, linear, llama3).")
+    raise KforgeError(f"{file}: rope scaling of type '{kind}' is not supported (supported: default, linear, llama3, "
+                      "yarn).")
+
+
+def _yarn(theta: float, given: dict[str, Any]) -> Rope:
+    """As ``transformers`` reads it: the magnitude is named, or follows from the factor, or is the ratio of two that do,
+    which ``mscale`` and ``mscale_all_dim`` weigh."""
+    factor, magnitude = float(given["factor"]), given.get("attention_factor")
+    if magnitude is None:
+        magnitude = yarn_magnitude(factor)
+        if (over := given.get("mscale")) and (under := given.get("mscale_all_dim")):
+            magnitude = (1 + float(over) * (magnitude - 1)) / (1 + float(under) * (magnitude - 1))
+    return Rope(theta, RopeStyle.NEOX, RopeScaling.YARN, factor,
+                original_context=int(given["original_max_position_embeddings"]),
+                beta_fast=float(given.get("beta_fast") or 32), beta_slow=float(given.get("beta_slow") or 1),
+                whole_pairs=bool(given.get("truncate", True)), magnitude=float(magnitude))
 
 
 def _chat_template(path: Path) -> str | None:

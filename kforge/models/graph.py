@@ -150,9 +150,10 @@ class _Builder:
         shape: dict[str, Attr] = {"Hq": c.heads, "Hkv": c.kv_heads, "D": c.head_dim, "P": o.page, "kv": o.kv}
         rope = Problem.of("qk_norm_rope_kv_write" if c.qk_norm else "rope_kv_write", **shape, style=c.rope.style.value)
         norms = (WeightRef(Vector.Q_NORM, layer), WeightRef(Vector.K_NORM, layer)) if c.qk_norm else ()
+        attention = Problem.of("paged_attention", **shape, window=c.window(layer), sinks=int(c.sinks))
+        sinks = (WeightRef(Vector.SINKS, layer),) if c.sinks else ()
         return [Call(_label(CallKind.ROPE, layer), CallKind.ROPE, rope, norms, layer=layer),
-                Call(_label(CallKind.ATTENTION, layer), CallKind.ATTENTION, Problem.of("paged_attention", **shape),
-                     layer=layer)]
+                Call(_label(CallKind.ATTENTION, layer), CallKind.ATTENTION, attention, sinks, layer=layer)]
 
     def feed_forward(self, layer: int) -> list[Call]:
         down = self.linear(CallKind.DOWN, (Matrix.DOWN,), layer, "residual")

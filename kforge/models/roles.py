@@ -38,6 +38,7 @@ class Vector(StrEnum):
     O_BIAS = "o_bias"
     Q_NORM = "q_norm"
     K_NORM = "k_norm"
+    SINKS = "sinks"
     ROUTER_BIAS = "router_bias"
     EXPERT_GATE_BIAS = "expert_gate_bias"  # [experts, out], as the others of experts
     EXPERT_UP_BIAS = "expert_up_bias"
@@ -91,6 +92,7 @@ def shape_of(config: ModelConfig, role: Role) -> tuple[int, ...]:
         Vector.O_BIAS: (c.hidden,),
         Vector.Q_NORM: (c.head_dim,),
         Vector.K_NORM: (c.head_dim,),
+        Vector.SINKS: (c.heads,),
         Vector.ROUTER_BIAS: (experts,),
         Vector.EXPERT_GATE_BIAS: (experts, c.intermediate),
         Vector.EXPERT_UP_BIAS: (experts, c.intermediate),
@@ -105,6 +107,8 @@ def roles_of(config: ModelConfig) -> list[WeightRef]:
         per_layer += [Vector.Q_BIAS, Vector.K_BIAS, Vector.V_BIAS]
     if config.qk_norm:
         per_layer += [Vector.Q_NORM, Vector.K_NORM]
+    if config.sinks:
+        per_layer += [Vector.SINKS]
     per_layer += [Matrix.O]
     if config.o_bias:
         per_layer += [Vector.O_BIAS]

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kforge.core.dtypes import WeightFormat
+from kforge.models.config import Family
 from kforge.models.folder_config import config_of, read_json
-from kforge.models.folder_experts import FolderExperts, PerExpert
-from kforge.models.folder_tensors import FolderTensors
+from kforge.models.folder_experts import FolderExperts, Mxfp4Experts, PerExpert
+from kforge.models.folder_tensors import FolderTensors, Stored
 from kforge.models.model import Model
 from kforge.models.roles import EXPERTS, GLOBAL, Matrix, Role, Vector
 
@@ -39,11 +40,17 @@ NAMES: dict[Role, str] = {
     Matrix.DOWN: "mlp.down_proj.weight",
     Matrix.ROUTER: "mlp.gate.weight",
 }
+_GPT_OSS: dict[Role, str] = {
+    Matrix.ROUTER: "mlp.router.weight",
+    Vector.ROUTER_BIAS: "mlp.router.bias",
+    Vector.SINKS: "self_attn.sinks",
+}
 
 
-def tensor_name(role: Role, layer: int | None) -> str:
+def tensor_name(role: Role, layer: int | None, family: Family = Family.LLAMA) -> str:
     """The name in a folder of a tensor that is not of experts."""
-    return NAMES[role] if role in GLOBAL else f"model.layers.{layer}.{NAMES[role]}"
+    name = _GPT_OSS[role] if family is Family.GPT_OSS and role in _GPT_OSS else NAMES[role]
+    return name if role in GLOBAL else f"model.layers.{layer}.{name}"
 
 
 class SafetensorsModel(Model):
@@ -54,32 +61,40 @@ class SafetensorsModel(Model):
         raw = read_json(path / "config.json")
         self._tensors = FolderTensors(path)
         self.config = config_of(path, raw, lambda role: tensor_name(role, 0) in self._tensors)
-        experts = self.config.experts
-        self._experts: FolderExperts | None = PerExpert(self._tensors, experts.count) if experts else None
+        self._experts: FolderExperts | None = None
+        if self.config.family is Family.GPT_OSS:
+            self._experts = Mxfp4Experts(self._tensors)
+        elif self.config.experts:
+            self._experts = PerExpert(self._tensors, self.config.experts.count)
         self.check()
 
     def _name(self, role: Role, layer: int | None) -> str:
-        return experts.name(role, layer) if (experts := self._of_experts(role)) else tensor_name(role, layer)
+        if experts := self._of_experts(role):
+            return experts.name(role, layer)
+        return tensor_name(role, layer, self.config.family)
+
+    def _stored(self, role: Role, layer: int | None) -> Stored:
+        return self._tensors.floats(tensor_name(role, layer, self.config.family))
 
     def _stored_shape(self, role: Role, layer: int | None) -> tuple[int, ...]:
         if experts := self._of_experts(role):
             return experts.shape(role, layer)
-        return self._tensors.floats(tensor_name(role, layer)).shape
+        return self._stored(role, layer).shape
 
     def _stored_format(self, role: Matrix, layer: int | None) -> WeightFormat:
         if experts := self._of_experts(role):
             return experts.format(role, layer)
-        return self._tensors.floats(tensor_name(role, layer)).format
+        return self._stored(role, layer).format
 
     def _matrix(self, role: Matrix, layer: int | None) -> QuantizedWeight:
         if experts := self._of_experts(role):
             return experts.matrix(role, layer)
-        return self._tensors.floats(tensor_name(role, layer)).matrix()
+        return self._stored(role, layer).matrix()
 
     def _vector(self, role: Vector, layer: int | None) -> np.ndarray:
         if experts := self._of_experts(role):
             return experts.vector(role, layer)
-        return self._tensors.floats(tensor_name(role, layer)).values()
+        return self._stored(role, layer).values()
 
     def _of_experts(self, role: Role) -> FolderExperts | None:
         """Whose names and shapes a role has, where it is of experts."""

@@ -9,7 +9,7 @@ from toy_model import CONFIG, ToyModel
 
 from kforge.core.dtypes import WeightFormat as F
 from kforge.engine.engine import Engine
-from kforge.models.config import Experts, Family, Rope, RopeStyle
+from kforge.models.config import ExpertGate, Experts, Family, Rope, RopeStyle
 from kforge.models.roles import Matrix
 
 MODELS = {
@@ -29,6 +29,11 @@ MODELS = {
     ),
     "experts with parts of a softmax over all, and biases": ToyModel(
         replace(CONFIG, family=Family.QWEN3_MOE, experts=Experts(6, 2, normalised=False, bias=True)), rest=F.F16,
+    ),
+    "sinks and windows, a clamped gate": ToyModel(
+        replace(CONFIG, family=Family.GPT_OSS, experts=Experts(6, 2, gate=ExpertGate.SWIGLU_OAI, bias=True), sinks=True,
+                windows=(0, 40), qkv_bias=True, o_bias=True),
+        formats=dict.fromkeys((Matrix.EXPERT_GATE, Matrix.EXPERT_UP, Matrix.EXPERT_DOWN), F.MXFP4), rest=F.BF16,
     ),
 }
 TOKENS = [(37 * i) % 320 for i in range(150)]

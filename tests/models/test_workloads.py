@@ -14,7 +14,7 @@ from kforge.operators import get
 
 ONE_B, EIGHT_B_MIXED = plan("llama-3.2-1b", "q4_0"), plan("llama-3.1-8b", "q4_k_m")
 QWEN2, QWEN3 = plan("qwen2.5-0.5b", "q8_0"), plan("qwen3-0.6b", "q4_k_m")
-QWEN3_MOE = plan("qwen3-30b-a3b", "q4_k_m")
+QWEN3_MOE, GPT_OSS = plan("qwen3-30b-a3b", "q4_k_m"), plan("gpt-oss-20b", "mxfp4_moe")
 
 
 def kinds(model, layer):
@@ -43,7 +43,8 @@ def test_gate_and_up_of_different_formats_need_a_silu():
         CallKind.GATE, CallKind.UP, CallKind.SILU, CallKind.DOWN]
 
 
-@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, plan("tiny-llama-test", "bf16"), QWEN2, QWEN3, QWEN3_MOE])
+@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, plan("tiny-llama-test", "bf16"), QWEN2, QWEN3, QWEN3_MOE,
+                                   GPT_OSS])
 def test_every_tensor_of_the_model_is_used_once(model):
     used = [ref for call in step_calls(model) for ref in (*call.weights, *call.biases)]
     if model.config.tied_head:
@@ -92,6 +93,19 @@ def test_experts_take_the_place_of_the_feed_forward_network():
                 if r.kind is CallKind.EXPERT_DOWN).workload.axes == {"T": 8}
 
 
+def test_gpt_oss_has_windows_in_turn_and_sinks_and_biases_everywhere():
+    first, second = ({c.kind: c for c in step_calls(GPT_OSS) if c.layer == layer} for layer in (0, 1))
+    assert first[CallKind.ATTENTION].problem.key == "paged_attention(D=64,Hkv=8,Hq=64,P=64,kv=f16,sinks=1,window=128)"
+    assert second[CallKind.ATTENTION].problem.key == "paged_attention(D=64,Hkv=8,Hq=64,P=64,kv=f16,sinks=1)"
+    assert second[CallKind.ATTENTION].weights == (WeightRef(Vector.SINKS, 1),)
+    gate_up = first[CallKind.EXPERT_GATE_UP]
+    assert gate_up.problem.key == ("moe_linear(E=32,K=2880,N=5760,act=a8,bias=1,epilogue=swiglu_oai,input=token,k=4,"
+                                   "rows=32,weight=mxfp4)")
+    assert [b.role for b in gate_up.biases] == [Vector.EXPERT_GATE_BIAS, Vector.EXPERT_UP_BIAS]
+    with_bias = (CallKind.QKV, CallKind.O, CallKind.ROUTER, CallKind.EXPERT_DOWN)
+    assert {first[kind].problem["bias"] for kind in with_bias} == {1}
+
+
 def test_gates_of_another_format_than_ups_are_refused():
     class Odd(SynthPlan):
         def format(self, role, layer=None):
@@ -114,7 +128,7 @@ def test_problems_say_shape_format_and_activations():
         "f32"}
 
 
-@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, QWEN2, QWEN3, QWEN3_MOE])
+@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, QWEN2, QWEN3, QWEN3_MOE, GPT_OSS])
 def test_static_and_dynamic_axes_are_those_of_the_operators(model):
     for row in workloads(model):
         operator = get(row.workload.problem.operator)
