@@ -22,24 +22,26 @@ from transformers import PreTrainedModel
 from kforge.engine.engine import Engine
 from kforge.engine.weights import Weights
 from kforge.models import load
-from kforge.models.config import Experts, Family, ModelConfig, RopeStyle
+from kforge.models.config import Family, ModelConfig, RopeStyle
 from kforge.models.graph import step_calls
 from kforge.models.model import Model
 from kforge.models.synth_plan import SHAPES
 
-GPT_OSS = SHAPES["gpt-oss-20b"]
+QWEN3_MOE, GPT_OSS = SHAPES["qwen3-30b-a3b"], SHAPES["gpt-oss-20b"]
 FLOATS = {"act": "f32", "kv": "f32"}
 # The small ones have the widths of the other tests' toys where they can, and share their kernels.
 CASES = [
     pytest.param(replace(SHAPES["tiny-qwen2-test"], intermediate=256, vocab=320), id="qwen2"),
     pytest.param(replace(SHAPES["tiny-qwen3-test"], intermediate=256, vocab=320, tied_head=False), id="qwen3"),
     pytest.param(replace(SHAPES["tiny-qwen3-moe-test"], vocab=320), id="qwen3_moe"),
-    # True widths with fewer experts, and the true number of them.
-    pytest.param(replace(SHAPES["qwen3-30b-a3b"], layers=2, vocab=2048, experts=Experts(12, 8)), id="qwen3-30b-a3b/12"),
-    pytest.param(replace(SHAPES["qwen3-30b-a3b"], layers=1, vocab=2048), id="qwen3-30b-a3b", marks=pytest.mark.slow),
     pytest.param(replace(SHAPES["tiny-gpt-oss-test"], vocab=320), id="gpt_oss"),
-    pytest.param(replace(GPT_OSS, layers=2, vocab=2048, experts=replace(GPT_OSS.experts, count=6)), id="gpt-oss-20b/6"),
-    pytest.param(replace(GPT_OSS, layers=1, vocab=2048, windows=(128,)), id="gpt-oss-20b", marks=pytest.mark.slow),
+    # True widths with fewer experts, and one layer with the true number of them: gigabytes in float64.
+    *(pytest.param(replace(shape, vocab=2048), id=id, marks=(pytest.mark.slow, pytest.mark.timeout(1800)))
+      for id, shape in (
+          ("qwen3-30b-a3b/12", replace(QWEN3_MOE, layers=2, experts=replace(QWEN3_MOE.experts, count=12))),
+          ("qwen3-30b-a3b", replace(QWEN3_MOE, layers=1)),
+          ("gpt-oss-20b/5", replace(GPT_OSS, layers=2, experts=replace(GPT_OSS.experts, count=5))),
+          ("gpt-oss-20b", replace(GPT_OSS, layers=1, windows=(128,))))),
     *(pytest.param(replace(SHAPES[name], layers=2, vocab=2048), id=name, marks=pytest.mark.slow)
       for name in ("qwen2.5-0.5b", "qwen3-0.6b")),
 ]
