@@ -23,10 +23,11 @@ from kforge.models.model import Model
 from kforge.native import Kernel, Program, Team
 from kforge.operators import get
 from kforge.operators.base import Role
+from kforge.operators.experts import grouped
 from kforge.operators.kv_cache import KvProblem
 from kforge.operators.numerics import narrow
 
-from .reference import Trace
+from .reference import LayerTrace, Trace
 
 PAGE = 64
 _BY_LAYER = {
@@ -35,6 +36,8 @@ _BY_LAYER = {
     CallKind.FFN_NORM: ({"x": "after_attention"}, "ffn_norm"), CallKind.GATE_UP: ({"x": "ffn_norm"}, "ff"),
     CallKind.DOWN: ({"x": "ff", "residual": "after_attention"}, "out"),
 }
+_OF_EXPERTS = frozenset({CallKind.ROUTER, CallKind.ROUTE, CallKind.EXPERT_GATE_UP, CallKind.EXPERT_DOWN,
+                         CallKind.COMBINE})
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ class OperatorCheck:
             layer = trace.layers[call.layer or 0]
             names, out = _BY_LAYER[call.kind]
             return _Fed({n: getattr(layer, field) for n, field in names.items()}, {"out": getattr(layer, out)})
+        if call.kind in _OF_EXPERTS:
+            return _feed_experts(call, trace.layers[call.layer or 0])
         last = trace.layers[-1].out
         match call.kind:
             case CallKind.EMBED:
@@ -151,6 +156,25 @@ class OperatorCheck:
         keys[page, :, :, offset] = k.reshape(-1, p.kv_heads, p.d)
         values[page, :, offset] = v.reshape(-1, p.kv_heads, p.d)
         return {"k_cache": keys, "v_cache": values}
+
+
+def _feed_experts(call: Call, layer: LayerTrace) -> _Fed:
+    """Of the calls of a layer's mixture of experts; who has which slot is counted here from the ids."""
+    e = layer.experts
+    assert e
+    slots = grouped(e.ids, e.router.shape[1])
+    order = {"order": slots.order, "expert_start": slots.start}
+    match call.kind:
+        case CallKind.ROUTER:
+            return _Fed({"x": layer.ffn_norm}, {"out": e.router})
+        case CallKind.ROUTE:
+            return _Fed({"logits": e.router}, {"ids": e.ids, "weights": e.weights, **order})
+        case CallKind.EXPERT_GATE_UP:
+            return _Fed({"x": layer.ffn_norm, **order}, {"out": layer.ff})
+        case CallKind.EXPERT_DOWN:
+            return _Fed({"x": layer.ff, **order}, {"out": e.slots})
+        case _:
+            return _Fed({"x": e.slots, "weights": e.weights, "out": layer.after_attention}, {"out": layer.out})
 
 
 def distance(got: np.ndarray, wanted: np.ndarray, bound: np.ndarray) -> float:

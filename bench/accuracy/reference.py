@@ -18,6 +18,9 @@ import torch
 import torch.nn.functional as F
 from transformers import (
     AttentionInterface,
+    AttentionMaskInterface,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -25,8 +28,12 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.initialization import no_init_weights
+from transformers.masking_utils import eager_mask
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.utils import logging
 
 from kforge.core.errors import KforgeError
@@ -35,8 +42,11 @@ from kforge.models.model import Model
 from kforge.models.roles import Matrix, Vector, WeightRef, roles_of
 from kforge.models.safetensors_file import tensor_name
 
+from .experts import ExpertsTrace, WideRouter, experts_trace
+
 CLASSES = {Family.LLAMA: (LlamaConfig, LlamaForCausalLM), Family.QWEN2: (Qwen2Config, Qwen2ForCausalLM),
-           Family.QWEN3: (Qwen3Config, Qwen3ForCausalLM)}
+           Family.QWEN3: (Qwen3Config, Qwen3ForCausalLM), Family.QWEN3_MOE: (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+           Family.GPT_OSS: (GptOssConfig, GptOssForCausalLM)}
 _ROTATED = {Matrix.Q, Matrix.K, Vector.Q_BIAS, Vector.K_BIAS, Vector.Q_NORM, Vector.K_NORM}
 logging.set_verbosity_error()
 
@@ -62,11 +72,15 @@ def widened(made: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
     """``made`` itself in float64 throughout, with the attention that ``trace`` looks into."""
     made = made.double().eval()
     made.config._attn_implementation = "recorded"
+    if config.experts:
+        made.config._experts_implementation = "eager"
     for layer in made.model.layers:
         norms = [(layer, "input_layernorm"), (layer, "post_attention_layernorm")]
         norms += [(layer.self_attn, name) for name in ("q_norm", "k_norm") if hasattr(layer.self_attn, name)]
         for owner, name in norms:
             setattr(owner, name, _WideNorm(getattr(owner, name)))
+        if config.family is Family.QWEN3_MOE:
+            layer.mlp.gate = WideRouter(layer.mlp.gate)
     made.model.norm = _WideNorm(made.model.norm)
     made.model.rotary_emb = _WideRotary(config)
     return made
@@ -96,8 +110,9 @@ class LayerTrace:
     attention: np.ndarray
     after_attention: np.ndarray  # the residual stream
     ffn_norm: np.ndarray
-    ff: np.ndarray  # silu(gate) * up
+    ff: np.ndarray  # silu(gate) * up; of experts [T * k, n], one row for each choice
     out: np.ndarray
+    experts: ExpertsTrace | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +131,20 @@ class Trace:
 def trace(made: PreTrainedModel, tokens: list[int], style: RopeStyle) -> Trace:
     """One pass of ``truth``'s model with every module's input and output kept. ``style``: how the file orders heads."""
     kept: dict[str, np.ndarray] = {}
+    routed: dict[str, tuple[torch.Tensor, ...]] = {}
     hooks = []
 
     def keep(name: str, _module: torch.nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         if given:
             kept[name + ".in"] = given[0][0].numpy()
-        kept[name + ".out"] = (output[0] if output.dim() == 3 else output).numpy()
+        if isinstance(output, tuple):  # of a router: logits, weights, ids
+            routed[name] = output
+        else:
+            kept[name + ".out"] = (output[0] if output.dim() == 3 else output).numpy()
 
     for name, module in made.named_modules():
-        if isinstance(module, torch.nn.Linear | _WideNorm) or name.endswith(tuple(f"layers.{i}" for i in range(1000))):
+        inside = isinstance(module, torch.nn.Linear | _WideNorm) or name.endswith(("mlp.gate", "mlp.router"))
+        if inside or name.endswith(tuple(f"layers.{i}" for i in range(1000))):
             hooks.append(module.register_forward_hook(functools.partial(keep, name)))
     rotated: list[torch.Tensor] = []
     made.model.recorded = rotated
@@ -148,15 +168,22 @@ def trace(made: PreTrainedModel, tokens: list[int], style: RopeStyle) -> Trace:
         q, k = (ordered(t[0].transpose(0, 1).flatten(1).numpy()) for t in rotated[2 * i : 2 * i + 2])
         v = kept[at + "self_attn.v_proj.out"]
         parts = [ordered(kept[at + f"self_attn.{n}_proj.out"]) for n in "qk"]
+        ffn_norm, experts = kept[at + "post_attention_layernorm.out"], None
+        if router := next((r for n, r in routed.items() if n.startswith(at)), None):
+            ff, experts = experts_trace(made.model.layers[i].mlp.experts, ffn_norm, router)
+        else:
+            ff = kept[at + "mlp.down_proj.in"]
         layers.append(LayerTrace(
             kept[at + "input_layernorm.in"], kept[at + "input_layernorm.out"], np.concatenate([*parts, v], 1), q, k, v,
             kept[at + "self_attn.o_proj.in"], kept[at + "post_attention_layernorm.in"],
-            kept[at + "post_attention_layernorm.out"], kept[at + "mlp.down_proj.in"], kept[at[:-1] + ".out"]))
+            ffn_norm, ff, kept[at[:-1] + ".out"], experts))
     return Trace(tuple(layers), kept["model.norm.out"], result)
 
 
 def _loaded(model: Model, dtype: torch.dtype, attention: str) -> PreTrainedModel:
     c = model.config
+    if c.experts:
+        raise KforgeError("The accuracy bench knows models with experts only as transformers made them.")
     if c.rope.scaling is not RopeScaling.NONE or c.rope.divisors:
         raise KforgeError("The accuracy bench knows models without rope scaling.")
     config_class, model_class = CLASSES[c.family]
@@ -192,24 +219,30 @@ class _WideNorm(torch.nn.Module):
 
 
 class _WideRotary(torch.nn.Module):
-    """cos and sin of float64 angles, [1, T, D], both halves alike."""
+    """cos and sin of float64 angles, [1, T, D], both halves alike, or as GPT-OSS has them once, [1, T, D/2]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.frequencies = torch.tensor(config.rope.frequencies(config.head_dim), dtype=torch.float64)
+        frequencies = torch.tensor(config.rope.frequencies(config.head_dim), dtype=torch.float64)
+        self.frequencies = frequencies.repeat(1 if config.family is Family.GPT_OSS else 2)
+        self.magnitude = config.rope.magnitude
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = position_ids[..., None].double() * self.frequencies.repeat(2)
-        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        angles = position_ids[..., None].double() * self.frequencies
+        return (angles.cos() * self.magnitude).to(x.dtype), (angles.sin() * self.magnitude).to(x.dtype)
 
 
 def _recorded_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                         mask: torch.Tensor | None, *, scaling: float, **_: object) -> tuple[torch.Tensor, None]:
-    """Causal attention of one whole text that keeps its rotated q and k ([1, heads, T, D])."""
+    """Causal attention of one whole text that keeps its rotated q and k ([1, heads, T, D]); with sinks, and the windows
+    that are in the mask, by GPT-OSS' own function."""
     if getattr(module, "recorded", None) is not None:
         module.recorded += [query, key]
+    if hasattr(module, "sinks"):
+        return eager_attention_forward(module, query, key, value, mask, scaling)
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register("recorded", _recorded_attention)
+AttentionMaskInterface.register("recorded", eager_mask)

@@ -30,9 +30,12 @@ def get(name: Annotated[str, typer.Argument(help="Name of a known model.")] = "s
 def synth(
     name: Annotated[
         str,
-        typer.Argument(help="Shape: llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, qwen2.5-0.5b or qwen3-0.6b."),
+        typer.Argument(help="Shape: llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, qwen2.5-0.5b, qwen3-0.6b, "
+                            "qwen3-30b-a3b or gpt-oss-20b."),
     ],
-    file_format: Annotated[str, typer.Option("--format", help="q4_0, q4_1, q8_0, q4_k_m, bf16 or f16.")] = "q4_0",
+    file_format: Annotated[
+        str, typer.Option("--format", help="q4_0, q4_1, q8_0, q4_k_m, mxfp4_moe, bf16 or f16.")
+    ] = "q4_0",
     layers: Annotated[int | None, typer.Option(help="Write only this many layers.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The file to write; the cache by default.")] = None,
@@ -78,13 +81,16 @@ def _facts(model: Model) -> dict[str, str | int | float]:
             formats[format.value] += 1
             weights += size
             bits += size * format.traits.bits_per_weight
+    windows = " and ".join(str(w) if w else "all" for w in c.windows)
     scaling = "factors from the file" if c.rope.divisors else c.rope.scaling.value
     return {
         "path": str(model.path), "name": c.name, "family": c.family.value, "layers": c.layers, "hidden": c.hidden,
+        **({"experts": f"{c.experts.count}, {c.experts.per_token} a token"} if c.experts else {}),
         "heads": c.heads, "kv heads": c.kv_heads, "head dim": c.head_dim, "intermediate": c.intermediate,
         "vocabulary": c.vocab, "context length": c.context_length, "rms eps": c.rms_eps,
         "rope": f"theta {c.rope.theta:g}, style {c.rope.style}, scaling {scaling}",
         "head": "tied to the embedding" if c.tied_head else "a matrix of its own",
+        **({"attention": f"{windows} positions in turn{', sinks' * c.sinks}"} if windows else {}),
         "weights": weights, "weight bytes": int(bits / 8),
         "formats": ", ".join(f"{n} x {name}" for name, n in formats.most_common()),
         "kv bytes per token (16 bits)": c.kv_bytes_per_token(2),

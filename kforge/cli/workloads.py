@@ -93,11 +93,15 @@ def _shape(row: PricedRow) -> str:
         case "linear":
             extra = "" if static["epilogue"] == "none" else f" {static['epilogue']}"
             return f"M={axes['M']} K={static['K']} N={static['N']} {static['weight']} {static['act']}{extra}"
+        case "moe_linear":
+            extra = "" if static["epilogue"] == "none" else f" {static['epilogue']}"
+            return (f"T={axes['T']} {static['k']} of {static['E']} experts K={static['K']} N={static['N']} "
+                    f"{static['weight']} {static['act']}{extra}")
         case "paged_attention":
             more = "".join(f" {name}={static[name]}" for name in ("window", "sinks") if name in static)
             return (f"S={axes['S']} T={axes['T']} context={axes['max_context']} {static['Hq']}/{static['Hkv']} heads "
                     f"D={static['D']} {static['kv']}{more}")
-    shown = {**axes, **{k: v for k, v in static.items() if k in ("H", "V", "D", "I")}}
+    shown = {**axes, **{k: v for k, v in static.items() if k in ("H", "V", "D", "I", "E", "k")}}
     return " ".join(f"{k}={v}" for k, v in shown.items() if k not in ("pages", "positions", "B"))
 
 

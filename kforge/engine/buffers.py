@@ -17,7 +17,7 @@ from kforge.operators import get
 from kforge.operators.layouts import panel_layout
 
 KV_TYPES: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
-F32 = np.dtype(np.float32)
+F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 _SLACK = 4096  # alignment of each array
 
 
@@ -41,14 +41,23 @@ class Buffers:
             "attn": (T, c.q_size), "gate_up": (T, 2 * c.intermediate), "ff": (T, c.intermediate),
             "last": (S, c.hidden), "last_h": (S, c.hidden), "logits": (S, c.vocab),
         }
+        whole: dict[str, tuple[int, ...]] = {}  # numbers of experts and slots
+        if c.experts:
+            e, k = c.experts.count, c.experts.per_token
+            del shapes["gate_up"]
+            shapes |= {"ff": (T * k, c.intermediate), "expert_out": (T * k, c.hidden), "router": (T, e),
+                       "expert_weight": (T, k)}
+            whole = {"expert": (T, k), "order": (T * k,), "expert_start": (e + 1,)}
         tables = rope_tables(c, positions)
         integers = 4 * (3 * T + S * limits.table_width + 4 * S)
         self.given = Arena(integers + tables.cos.nbytes + tables.sin.nbytes + 16 * _SLACK, shared)
-        self._worked = Arena(sum(4 * math.prod(shape) + _SLACK for shape in shapes.values()) + 4 * S + _SLACK, shared)
+        sizes = [4 * math.prod(shape) + _SLACK for shape in (*shapes.values(), *whole.values(), (S,))]
+        self._worked = Arena(sum(sizes), shared)
         self._caches = Arena(2 * math.prod(cache) * c.head_dim * page * kv_type.itemsize + 2 * _SLACK, shared)
         self.inputs = StepInputs(limits, self.given.take)
         self.greedy = self._worked.take((S,), np.int32)
         self._named = {name: self._worked.take(shape, F32, page_aligned=True) for name, shape in shapes.items()}
+        self._named |= {name: self._worked.take(shape, I32, page_aligned=True) for name, shape in whole.items()}
         self._named |= {"cos": self._given(tables.cos), "sin": self._given(tables.sin)}
         self.logits = self._named["logits"]
         self._keys = self._caches.take((*cache, c.head_dim, page), kv_type)
@@ -89,7 +98,8 @@ class Buffers:
             case CallKind.ATTENTION:
                 layer = call.layer or 0
                 cache = self._keys[layer], self._values[layer]
-                return n["q"], *cache, i.block_table, i.query_start, i.context, n["attn"]
+                sinks = (weights.vector(call.weights),) if call.weights else ()
+                return n["q"], *cache, i.block_table, i.query_start, i.context, *sinks, n["attn"]
             case CallKind.O:
                 return n["attn"], self._weight(call, weights), *bias, n["x"], n["x"]
             case CallKind.GATE_UP:
@@ -102,6 +112,16 @@ class Buffers:
                 return n["gate_up"], n["ff"]
             case CallKind.DOWN:
                 return n["ff"], self._weight(call, weights), n["x"], n["x"]
+            case CallKind.ROUTER:
+                return n["h"], self._weight(call, weights), *bias, n["router"]
+            case CallKind.ROUTE:
+                return n["router"], n["expert"], n["expert_weight"], n["order"], n["expert_start"]
+            case CallKind.EXPERT_GATE_UP:
+                return n["h"], n["order"], n["expert_start"], self._weight(call, weights), *bias, n["ff"]
+            case CallKind.EXPERT_DOWN:
+                return n["ff"], n["order"], n["expert_start"], self._weight(call, weights), *bias, n["expert_out"]
+            case CallKind.COMBINE:
+                return n["expert_out"], n["expert_weight"], n["x"]
             case CallKind.GATHER:
                 return n["x"], i.index, n["last"]
             case CallKind.FINAL_NORM:
@@ -150,8 +170,10 @@ class Buffers:
         return self._scalars["".join(get(call.problem.operator).scalar_names)]
 
     def _weight(self, call: Call, weights: Weights) -> np.ndarray:
-        layout = panel_layout(call.problem.int("rows"), gate_up=call.kind is CallKind.GATE_UP)
-        return weights.matrix(call.weights, layout)
+        gate_up = call.kind in (CallKind.GATE_UP, CallKind.EXPERT_GATE_UP)
+        layout = panel_layout(call.problem.int("rows"), gate_up)
+        experts = call.problem.int("E") if call.problem.operator == "moe_linear" else 1
+        return weights.matrix(call.weights, layout, experts)
 
     def _axis_values(self, shape: StepShape) -> dict[str, int]:
         limits = self._limits

@@ -16,6 +16,8 @@ from kforge.core.errors import KforgeError
 from kforge.engine.memory import require_memory
 from kforge.engine.runner import KernelUse, RunnerOptions
 from kforge.engine.steps import StepInputs, StepLimits, StepShape
+from kforge.engine.torch_attention import attend_with_sinks
+from kforge.engine.torch_experts import Routes, expert_products, gated, routes
 from kforge.models.config import RopeStyle, rope_tables
 from kforge.models.graph import Call, CallKind, StepOptions, step_calls
 from kforge.models.model import Model
@@ -33,6 +35,7 @@ class _Step:
     h: torch.Tensor  # what the next matrix reads
     parts: list[torch.Tensor]  # of a fused matrix that came as several
     tables: list[torch.Tensor]  # pages of each sequence, i64
+    routes: Routes | None = None  # of a layer with experts
 
 
 class TorchRunner:
@@ -122,6 +125,16 @@ class TorchRunner:
                 step.h = self._attention(call, step)
             case CallKind.O | CallKind.DOWN:
                 step.x = step.x + self._linear(call, step.h)
+            case CallKind.ROUTER:
+                step.parts.append(self._linear(call, step.h))
+            case CallKind.ROUTE:
+                assert c.experts
+                step.routes = routes(step.parts.pop(), c.experts)
+            case CallKind.EXPERT_GATE_UP | CallKind.EXPERT_DOWN:
+                step.h = self._experts(call, step)
+            case CallKind.COMBINE:
+                assert step.routes
+                step.x = step.x + torch.einsum("tj,tjh->th", step.routes.weights, step.h)
             case CallKind.GATE_UP | CallKind.SILU:
                 both = self._linear(call, step.h) if call.kind is CallKind.GATE_UP else self._joined(step)
                 gate, up = both.chunk(2, -1)
@@ -145,6 +158,17 @@ class TorchRunner:
 
     def _linear(self, call: Call, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self._loaded[call.weights], self._loaded[call.biases] if call.biases else None)
+
+    def _experts(self, call: Call, step: _Step) -> torch.Tensor:
+        """[T, k, n]: what each token's experts make of it, or of what they made before."""
+        e = self._config.experts
+        assert e and step.routes
+        x = step.h if step.h.dim() == 3 else step.h[:, None].expand(-1, e.per_token, -1)
+        weights = self._loaded[call.weights].unflatten(0, (len(call.weights), e.count, -1))
+        biases = self._loaded[call.biases].unflatten(0, (len(call.biases), e.count)) if call.biases else None
+        parts = [expert_products(x, step.routes, weights[i], None if biases is None else biases[i])
+                 for i in range(len(call.weights))]
+        return parts[0] if len(parts) == 1 else gated(e.gate, parts[0], parts[1])
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = x.float()
@@ -176,6 +200,7 @@ class TorchRunner:
     def _attention(self, call: Call, step: _Step) -> torch.Tensor:
         """Each sequence alone over its pages; [T, Hq*D]."""
         layer = call.layer or 0
+        window, sinks = self._config.window(layer), self._loaded[call.weights] if call.weights else None
         starts = self.inputs.query_start[: step.shape.sequences + 1].tolist()
         outs = []
         for i, table in enumerate(step.tables):
@@ -183,6 +208,12 @@ class TorchRunner:
             q = step.h[starts[i] : starts[i + 1]].transpose(0, 1)[None]
             k = self._keys[layer][table].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
             v = self._values[layer][table].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
-            mask = None if count == 1 else torch.ones(count, context, dtype=torch.bool).tril(context - count)
-            outs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1))
+            seen = torch.ones(count, context, dtype=torch.bool).tril(context - count)
+            if window:
+                seen = seen.triu(context - count - window + 1)
+            if sinks is None:
+                out = F.scaled_dot_product_attention(q, k, v, attn_mask=None if seen.all() else seen, enable_gqa=True)
+            else:
+                out = attend_with_sinks(q, k, v, seen, sinks)
+            outs.append(out[0].transpose(0, 1))
         return (outs[0] if len(outs) == 1 else torch.cat(outs)).reshape(step.shape.tokens, -1)

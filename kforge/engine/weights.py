@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -33,21 +34,29 @@ class Weights:
         self._twin: Weights | None = None
         self._packed: dict[tuple[tuple[WeightRef, ...], Layout | None], np.ndarray] = {}
 
-    def matrix(self, refs: tuple[WeightRef, ...], layout: Layout) -> np.ndarray:
-        """u8[bytes]: the matrices one below the other, packed."""
+    def matrix(self, refs: tuple[WeightRef, ...], layout: Layout, experts: int = 1) -> np.ndarray:
+        """u8[bytes]: the matrices one below the other, packed. Of ``experts``: those of each expert below one another
+        and packed for themselves, expert by expert."""
         key = (refs, layout)
         if key not in self._packed:
             parts = [self._model.tensor(Matrix(ref.role), ref.layer) for ref in refs]
-            whole = parts[0] if len(parts) == 1 else layouts.concat(parts)
-            self._packed[key] = self._keep(layouts.pack(whole, layout))
+            size = layouts.packed_bytes(parts[0].format, sum(p.n for p in parts) // experts, parts[0].k, layout)
+            place = self._room((experts * size,), np.dtype(np.uint8))
+            for e in range(experts):
+                mine = [p.rows(e * p.n // experts, (e + 1) * p.n // experts) for p in parts]
+                whole = mine[0] if len(mine) == 1 else layouts.concat(mine)
+                place[e * size : (e + 1) * size] = layouts.pack(whole, layout)
+            self._packed[key] = place
         return self._packed[key]
 
     def vector(self, refs: tuple[WeightRef, ...]) -> np.ndarray:
-        """f32[n]: the vectors one after the other."""
+        """f32[n]: the vectors one after the other; of experts f32[experts, n]."""
         key = (refs, None)
         if key not in self._packed:
             parts = [np.asarray(self._model.tensor(ref.role, ref.layer), np.float32) for ref in refs]
-            self._packed[key] = self._keep(np.concatenate(parts))
+            whole = np.concatenate(parts, axis=-1)
+            place = self._packed[key] = self._room(whole.shape, whole.dtype)
+            place[...] = whole
         return self._packed[key]
 
     def for_executor(self, shared: bool) -> Weights:
@@ -62,12 +71,11 @@ class Weights:
     def bytes(self) -> int:
         return sum(a.nbytes for a in self._packed.values())
 
-    def _keep(self, data: np.ndarray) -> np.ndarray:
-        if self.arenas[-1].used + data.nbytes + 4096 > self.arenas[-1].bytes:
-            self.arenas.append(Arena(max(_CHUNK, data.nbytes), self.shared))
-        place = self.arenas[-1].take(data.shape, data.dtype, page_aligned=True)
-        place[...] = data
-        return place
+    def _room(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        size = math.prod(shape) * dtype.itemsize
+        if self.arenas[-1].used + size + 4096 > self.arenas[-1].bytes:
+            self.arenas.append(Arena(max(_CHUNK, size), self.shared))
+        return self.arenas[-1].take(shape, dtype, page_aligned=True)
 
 
 def with_rows(calls: list[Call], rows: RowsOf) -> list[Call]:

@@ -20,7 +20,7 @@ from kforge.mcp.subjects import workload_at
 from kforge.models import load as load_model
 from kforge.models.fetch import SOURCES
 from kforge.models.graph import ModelShape, StepOptions
-from kforge.models.synth_plan import SHAPES, FileFormat, plan
+from kforge.models.synth_plan import SHAPES, FileFormat, plan, storable
 from kforge.models.workloads import priced, workloads
 from kforge.operators import get, names
 from kforge.operators.axes import USUAL
@@ -195,9 +195,9 @@ class Models:
         files = [known.ModelBrief(name=name, what="a model file") for name in self._files()]
         shapes = [
             known.ModelBrief(name=f"{shape}:{kind}", what="a shape with random weights, for its workloads")
-            for shape in SHAPES
+            for shape, config in SHAPES.items()
             for kind in FileFormat
-            if not shape.endswith("-test")
+            if not shape.endswith("-test") and storable(config, kind)
         ]
         return known.Models(models=[*files, *shapes])
 

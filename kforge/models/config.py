@@ -17,6 +17,16 @@ class Family(StrEnum):
     LLAMA = "llama"
     QWEN2 = "qwen2"  # q, k and v have biases; Qwen2.5 too
     QWEN3 = "qwen3"  # heads of q and k are normalised before they are rotated
+    QWEN3_MOE = "qwen3_moe"  # the same with experts
+    GPT_OSS = "gpt_oss"  # experts, biases everywhere, sinks, every second layer in a sliding window
+
+    @property
+    def gguf(self) -> str:
+        """Its name in GGUF files; the value is that of config.json."""
+        return _IN_GGUF.get(self, self.value)
+
+
+_IN_GGUF = {Family.QWEN3_MOE: "qwen3moe", Family.GPT_OSS: "gpt-oss"}
 
 
 class RopeStyle(StrEnum):
@@ -33,6 +43,7 @@ class RopeScaling(StrEnum):
     NONE = "none"
     LINEAR = "linear"  # positions divided by the factor
     LLAMA3 = "llama3"  # long wavelengths divided by the factor, short ones kept, a ramp between
+    YARN = "yarn"  # the same idea with a ramp over the number of the pair, and tables of another magnitude
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,11 @@ class Rope:
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    original_context: int = 0  # llama3: context length of pre-training
+    original_context: int = 0  # llama3, yarn: context length of pre-training
+    beta_fast: float = 32.0  # yarn: pairs that turn more often than this in the original context are kept
+    beta_slow: float = 1.0  # yarn: pairs that turn less often than this are divided
+    whole_pairs: bool = True  # yarn: both ends of the ramp are rounded outwards to whole pairs
+    magnitude: float = 1.0  # of cos and sin; for yarn see ``yarn_magnitude``
     divisors: tuple[float, ...] = ()  # per pair, from a GGUF file's rope_freqs.weight; replaces ``scaling``
 
     def frequencies(self, head_dim: int) -> list[float]:
@@ -60,6 +75,8 @@ class Rope:
             return [f / self.factor for f in base]
         if self.scaling is RopeScaling.LLAMA3:
             return [self._llama3(f) for f in base]
+        if self.scaling is RopeScaling.YARN:
+            return [self._yarn(i, f, head_dim) for i, f in enumerate(base)]
         return base
 
     def _llama3(self, frequency: float) -> float:
@@ -67,6 +84,43 @@ class Rope:
         smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         smooth = min(max(smooth, 0.0), 1.0)
         return (1.0 - smooth) * frequency / self.factor + smooth * frequency
+
+    def _yarn(self, pair: int, frequency: float, head_dim: int) -> float:
+        """Source: section 3.2 of the YaRN paper (arXiv 2309.00071), with its number of turns solved for the pair."""
+
+        def place(turns: float) -> float:
+            wavelength = self.original_context / (2.0 * math.pi * turns)
+            return head_dim * math.log(wavelength) / (2.0 * math.log(self.theta))
+
+        first, last = place(self.beta_fast), place(self.beta_slow)
+        if self.whole_pairs:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, head_dim - 1)
+        divided = min(max((pair - first) / (last - first if last != first else 1e-3), 0.0), 1.0)
+        return divided * frequency / self.factor + (1.0 - divided) * frequency
+
+
+def yarn_magnitude(factor: float) -> float:
+    """Of cos and sin, where a file does not name it. Source: equation 22 of the YaRN paper."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+class ExpertGate(StrEnum):
+    """What an expert makes of its gate and up rows, by the name that ``moe_linear`` has for it."""
+
+    SILU = "silu_gate"
+    SWIGLU_OAI = "swiglu_oai"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of each layer's feed-forward network. Each is as wide as ``intermediate`` says."""
+
+    count: int
+    per_token: int  # the experts with the largest logits of its router
+    normalised: bool = True  # their weights add up to 1; else they are parts of the softmax over all
+    gate: ExpertGate = ExpertGate.SILU
+    bias: bool = False  # of the router and of every matrix of every expert
 
 
 @dataclass(frozen=True)
@@ -89,6 +143,9 @@ class ModelConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False  # an RMSNorm of each head of q and k, with rms_eps, before the rotary embedding
+    experts: Experts | None = None
+    windows: tuple[int, ...] = ()  # positions that a layer's queries see, 0 for all; repeated over the layers
+    sinks: bool = False  # each query head has a logit that takes part in the softmax and has no value
     bos_id: int | None = None
     eos_id: int | None = None
     stop_ids: tuple[int, ...] = ()  # every token that ends a turn, eos included
@@ -102,6 +159,10 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
 
+    def window(self, layer: int) -> int:
+        """How many positions a query of this layer sees, the last of them its own; 0: all."""
+        return self.windows[layer % len(self.windows)] if self.windows else 0
+
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of KV cache that one token takes in all layers."""
         return 2 * self.layers * self.kv_size * element_bytes
@@ -109,7 +170,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class RopeTables:
-    """``cos`` and ``sin``, float32 of shape [positions, head_dim/2]."""
+    """``cos`` and ``sin`` times the rope's magnitude, float32 of shape [positions, head_dim/2]."""
 
     cos: np.ndarray
     sin: np.ndarray
@@ -121,4 +182,5 @@ def rope_tables(config: ModelConfig, positions: int) -> RopeTables:
 
     frequencies = np.array(config.rope.frequencies(config.head_dim), dtype=np.float64)
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies[None, :]
-    return RopeTables(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+    cos, sin = (config.rope.magnitude * part(angles) for part in (np.cos, np.sin))
+    return RopeTables(cos.astype(np.float32), sin.astype(np.float32))

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_ROWS, PAGE_TOKENS, require_types
 from kforge.core.dtypes import WeightFormat
+from kforge.core.errors import KforgeError
 from kforge.core.workload import Attr, Problem
-from kforge.models.config import ModelConfig
+from kforge.models.config import Experts, ModelConfig
 from kforge.models.roles import Matrix, Vector, WeightRef, shape_of
 
 
@@ -43,6 +44,11 @@ class CallKind(StrEnum):
     UP = "up"
     SILU = "silu"
     DOWN = "down"  # adds into the residual stream
+    ROUTER = "router"  # logits of the experts, [T, E]
+    ROUTE = "route"  # the experts of each token, their weights, the slots of each expert
+    EXPERT_GATE_UP = "expert_gate_up"  # fused with the gate, into [T*k, I]
+    EXPERT_DOWN = "expert_down"  # into [T*k, H]
+    COMBINE = "combine"  # adds what the experts of a token gave into the residual stream
     GATHER = "gather"  # rows of the residual stream whose logits are wanted
     FINAL_NORM = "final_norm"
     HEAD = "head"
@@ -69,8 +75,8 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class Call:
-    """One operator call. ``weights`` in launch order; several matrices are concatenated along their rows, vectors are
-    tensors of their own."""
+    """One operator call. ``weights`` in launch order; several matrices are concatenated along their rows (those of
+    experts expert by expert), vectors are tensors of their own."""
 
     label: str  # for instance "layers.3.qkv"
     kind: CallKind
@@ -91,8 +97,7 @@ def step_calls(model: ModelShape, options: StepOptions = StepOptions()) -> list[
         calls += build.attention(layer)
         calls.append(build.linear(CallKind.O, (Matrix.O,), layer, "residual", (Vector.O_BIAS,) if c.o_bias else ()))
         calls.append(build.norm(CallKind.FFN_NORM, Vector.FFN_NORM, layer))
-        calls += build.gate_up(layer)
-        calls.append(build.linear(CallKind.DOWN, (Matrix.DOWN,), layer, "residual"))
+        calls += build.experts(c.experts, layer) if c.experts else build.feed_forward(layer)
     calls.append(Call("gather", CallKind.GATHER, Problem.of("gather_rows", H=c.hidden)))
     calls.append(build.norm(CallKind.FINAL_NORM, Vector.FINAL_NORM, None))
     calls.append(build.linear(CallKind.HEAD, (Matrix.HEAD,), None, "none"))
@@ -114,15 +119,16 @@ class _Builder:
         return Call(_label(kind, layer), kind, problem, (WeightRef(role, layer),), layer=layer)
 
     def linear(self, kind: CallKind, roles: tuple[Matrix, ...], layer: int | None, epilogue: str,
-               biases: tuple[Vector, ...] = ()) -> Call:
-        """One matrix product; ``roles`` must share one format. Tied heads refer to the embedding table."""
+               biases: tuple[Vector, ...] = (), act: str | None = None) -> Call:
+        """One matrix product; ``roles`` must share one format. Tied heads refer to the embedding table. ``act``: of
+        integer weights, where it is not the options' choice."""
         weights = tuple(self._ref(role, layer) for role in roles)
         weight = self.model.format(roles[0], layer)
         static: dict[str, Attr] = {
             "K": self._columns(roles[0]),
             "N": sum(self._rows(role) for role in roles),
             "weight": weight.value,
-            "act": self.options.act if weight.quantized else "f32",
+            "act": (act or self.options.act) if weight.quantized else "f32",
             "epilogue": epilogue,
             "bias": int(bool(biases)),
             "rows": self.options.rows,
@@ -144,17 +150,52 @@ class _Builder:
         shape: dict[str, Attr] = {"Hq": c.heads, "Hkv": c.kv_heads, "D": c.head_dim, "P": o.page, "kv": o.kv}
         rope = Problem.of("qk_norm_rope_kv_write" if c.qk_norm else "rope_kv_write", **shape, style=c.rope.style.value)
         norms = (WeightRef(Vector.Q_NORM, layer), WeightRef(Vector.K_NORM, layer)) if c.qk_norm else ()
+        attention = Problem.of("paged_attention", **shape, window=c.window(layer), sinks=int(c.sinks))
+        sinks = (WeightRef(Vector.SINKS, layer),) if c.sinks else ()
         return [Call(_label(CallKind.ROPE, layer), CallKind.ROPE, rope, norms, layer=layer),
-                Call(_label(CallKind.ATTENTION, layer), CallKind.ATTENTION, Problem.of("paged_attention", **shape),
-                     layer=layer)]
+                Call(_label(CallKind.ATTENTION, layer), CallKind.ATTENTION, attention, sinks, layer=layer)]
 
-    def gate_up(self, layer: int) -> list[Call]:
+    def feed_forward(self, layer: int) -> list[Call]:
+        down = self.linear(CallKind.DOWN, (Matrix.DOWN,), layer, "residual")
         if self._same_format((Matrix.GATE, Matrix.UP), layer):
-            return [self.linear(CallKind.GATE_UP, (Matrix.GATE, Matrix.UP), layer, "silu_gate")]
+            return [self.linear(CallKind.GATE_UP, (Matrix.GATE, Matrix.UP), layer, "silu_gate"), down]
         silu = Problem.of("silu_mul", I=self.c.intermediate)
         return [self.linear(CallKind.GATE, (Matrix.GATE,), layer, "none"),
                 self.linear(CallKind.UP, (Matrix.UP,), layer, "none"),
-                Call(_label(CallKind.SILU, layer), CallKind.SILU, silu, layer=layer)]
+                Call(_label(CallKind.SILU, layer), CallKind.SILU, silu, layer=layer), down]
+
+    def experts(self, experts: Experts, layer: int) -> list[Call]:
+        """A layer's mixture of experts. Router weights are few, and which experts run hangs on them: they are taken as
+        they are, with float activations."""
+        if not self._same_format((Matrix.EXPERT_GATE, Matrix.EXPERT_UP), layer):
+            raise KforgeError(f"{self.c.name}: layer {layer} has experts whose gate and up matrices are stored in "
+                              "different formats, which is not supported.")
+        e, k = experts.count, experts.per_token
+        bias = (Vector.ROUTER_BIAS,) if experts.bias else ()
+        router = self.linear(CallKind.ROUTER, (Matrix.ROUTER,), layer, "none", bias, act="f32")
+        route = Problem.of("moe_route", E=e, k=k, style="chosen" if experts.normalised else "all")
+        gates, ups = (Matrix.EXPERT_GATE, Vector.EXPERT_GATE_BIAS), (Matrix.EXPERT_UP, Vector.EXPERT_UP_BIAS)
+        downs = (Matrix.EXPERT_DOWN, Vector.EXPERT_DOWN_BIAS)
+        return [router, Call(_label(CallKind.ROUTE, layer), CallKind.ROUTE, route, layer=layer),
+                self._expert_linear(CallKind.EXPERT_GATE_UP, experts, (gates, ups), layer, "token", experts.gate.value),
+                self._expert_linear(CallKind.EXPERT_DOWN, experts, (downs,), layer, "slot", "none"),
+                Call(_label(CallKind.COMBINE, layer), CallKind.COMBINE,
+                     Problem.of("moe_combine", H=self.c.hidden, k=k), layer=layer)]
+
+    def _expert_linear(self, kind: CallKind, experts: Experts, parts: tuple[tuple[Matrix, Vector], ...], layer: int,
+                       source: str, epilogue: str) -> Call:
+        """``parts``: matrices, each with its bias; ``source``: whose rows of x the slots read."""
+        roles = tuple(role for role, _ in parts)
+        weight = self.model.format(roles[0], layer)
+        static: dict[str, Attr] = {
+            "E": experts.count, "k": experts.per_token, "input": source, "K": shape_of(self.c, roles[0])[-1],
+            "N": sum(shape_of(self.c, role)[-2] for role in roles), "weight": weight.value,
+            "act": self.options.act if weight.quantized else "f32", "epilogue": epilogue, "bias": int(experts.bias),
+            "rows": self.options.rows,
+        }
+        biases = tuple(WeightRef(bias, layer) for _, bias in parts) if experts.bias else ()
+        return Call(_label(kind, layer), kind, Problem.of("moe_linear", **static),
+                    tuple(WeightRef(role, layer) for role in roles), biases, layer)
 
     def _same_format(self, roles: tuple[Matrix, ...], layer: int) -> bool:
         return len({self.model.format(role, layer) for role in roles}) == 1

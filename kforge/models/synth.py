@@ -23,9 +23,11 @@ _GGML = {ours: theirs for theirs, ours in FORMATS.items()}
 _FILE_TYPES = {
     FileFormat.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0, FileFormat.Q4_1: gguf.LlamaFileType.MOSTLY_Q4_1,
     FileFormat.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0, FileFormat.Q4_K_M: gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    FileFormat.MXFP4_MOE: gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
     FileFormat.BF16: gguf.LlamaFileType.MOSTLY_BF16, FileFormat.F16: gguf.LlamaFileType.MOSTLY_F16,
 }
-_BIASES = frozenset({Vector.Q_BIAS, Vector.K_BIAS, Vector.V_BIAS, Vector.O_BIAS})
+_NORMS = frozenset({Vector.ATTN_NORM, Vector.FFN_NORM, Vector.FINAL_NORM, Vector.Q_NORM, Vector.K_NORM})
+_PRE_TOKENIZERS = {Family.LLAMA: "llama-bpe", Family.GPT_OSS: "gpt-4o"}
 _CHUNK_BYTES = 1 << 24
 
 
@@ -55,7 +57,7 @@ def synth(name: str, file_format: str, path: Path, layers: int | None = None, se
 
 def _write(what: SynthPlan, path: Path, seed: int) -> None:
     config = what.config
-    writer = gguf.GGUFWriter(path, config.family.value)
+    writer = gguf.GGUFWriter(path, config.family.gguf)
     _metadata(writer, what)
     tensors = _tensors(what)
     for tensor in tensors:
@@ -79,6 +81,16 @@ def _metadata(writer: gguf.GGUFWriter, what: SynthPlan) -> None:
     writer.add_context_length(c.context_length)
     writer.add_embedding_length(c.hidden)
     writer.add_feed_forward_length(c.intermediate)
+    if c.experts:
+        writer.add_expert_feed_forward_length(c.intermediate)
+        writer.add_expert_count(c.experts.count)
+        writer.add_expert_used_count(c.experts.per_token)
+    if c.windows:
+        writer.add_sliding_window(max(c.windows))
+    if c.rope.scaling is RopeScaling.YARN:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(c.rope.factor)
+        writer.add_rope_scaling_orig_ctx_len(c.rope.original_context)
     writer.add_head_count(c.heads)
     writer.add_head_count_kv(c.kv_heads)
     writer.add_key_length(c.head_dim)
@@ -90,7 +102,7 @@ def _metadata(writer: gguf.GGUFWriter, what: SynthPlan) -> None:
     vocab = synth_vocab(c.vocab)
     control = c.vocab - len(CONTROL)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe" if c.family is Family.LLAMA else "qwen2")
+    writer.add_tokenizer_pre(_PRE_TOKENIZERS.get(c.family, "qwen2"))
     writer.add_token_list(vocab.texts)
     writer.add_token_types([gguf.TokenType.CONTROL if i >= control else gguf.TokenType.NORMAL for i in range(c.vocab)])
     writer.add_token_merges(vocab.merges)
@@ -132,9 +144,9 @@ def _tensors(what: SynthPlan) -> list[_Random | _Fixed]:
 
 
 def _tensor(what: SynthPlan, ref: WeightRef) -> _Random | _Fixed:
-    name, shape = tensor_name(ref.role, ref.layer), shape_of(what.config, ref.role)
+    name, shape = tensor_name(ref.role, ref.layer, what.config.family), shape_of(what.config, ref.role)
     if isinstance(ref.role, Vector):
-        return _Fixed(name, np.zeros(shape) if ref.role in _BIASES else np.ones(shape))
+        return _Fixed(name, np.ones(shape) if ref.role in _NORMS else np.zeros(shape))
     return _Random(name, shape, what.format(ref.role, ref.layer))
 
 

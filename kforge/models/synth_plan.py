@@ -7,8 +7,17 @@ from enum import StrEnum
 
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
-from kforge.models.config import Family, ModelConfig, Rope, RopeScaling, RopeStyle
-from kforge.models.roles import Matrix, shape_of
+from kforge.models.config import (
+    ExpertGate,
+    Experts,
+    Family,
+    ModelConfig,
+    Rope,
+    RopeScaling,
+    RopeStyle,
+    yarn_magnitude,
+)
+from kforge.models.roles import EXPERTS, Matrix, roles_of, shape_of
 
 
 class FileFormat(StrEnum):
@@ -18,11 +27,13 @@ class FileFormat(StrEnum):
     Q4_1 = "q4_1"
     Q8_0 = "q8_0"
     Q4_K_M = "q4_k_m"
+    MXFP4_MOE = "mxfp4_moe"  # experts in mxfp4, all else q8_0
     BF16 = "bf16"
     F16 = "f16"
 
 
 _BASE = {FileFormat.Q4_0: WeightFormat.Q4_0, FileFormat.Q4_1: WeightFormat.Q4_1, FileFormat.Q8_0: WeightFormat.Q8_0,
+         FileFormat.MXFP4_MOE: WeightFormat.Q8_0,
          FileFormat.Q4_K_M: WeightFormat.Q4_K, FileFormat.BF16: WeightFormat.BF16, FileFormat.F16: WeightFormat.F16}
 
 
@@ -38,18 +49,33 @@ _QWEN2 = ModelConfig("qwen2.5-0.5b", Family.QWEN2, 24, 896, 14, 2, 64, 4864, voc
                      rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=True, qkv_bias=True)
 _QWEN3 = ModelConfig("qwen3-0.6b", Family.QWEN3, 28, 1024, 16, 8, 128, 3072, vocab=151_936, context_length=40_960,
                      rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=True, qk_norm=True)
+_QWEN3_MOE = ModelConfig("qwen3-30b-a3b", Family.QWEN3_MOE, 48, 2048, 32, 4, 128, 768, vocab=151_936,
+                         context_length=40_960, rms_eps=1e-6, rope=Rope(1e6, RopeStyle.NEOX), tied_head=False,
+                         qk_norm=True, experts=Experts(128, 8))
+_GPT_OSS_EXPERTS = Experts(32, 4, gate=ExpertGate.SWIGLU_OAI, bias=True)
+_GPT_OSS = ModelConfig("gpt-oss-20b", Family.GPT_OSS, 24, 2880, 64, 8, 64, 2880, vocab=201_088, context_length=131_072,
+                       rms_eps=1e-5, tied_head=False, qkv_bias=True, o_bias=True, windows=(128, 0), sinks=True,
+                       rope=Rope(150_000.0, RopeStyle.NEOX, RopeScaling.YARN, 32.0, original_context=4096,
+                                 whole_pairs=False, magnitude=yarn_magnitude(32.0)),
+                       experts=_GPT_OSS_EXPERTS)
 _SHAPES = (
     _llama("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, factor=32.0, tied=True),
     _llama("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, factor=32.0, tied=True),
     _llama("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, factor=8.0, tied=False),
     _QWEN2,
     _QWEN3,
+    _QWEN3_MOE,
+    _GPT_OSS,
     # Small enough for tests, with every divisibility that the K formats need.
     replace(_llama("tiny-llama-test", 2, 256, 4, 2, 64, 512, factor=8.0, tied=True), vocab=1024, context_length=2048),
     replace(_QWEN2, name="tiny-qwen2-test", layers=2, hidden=256, heads=4, intermediate=512, vocab=1024,
             context_length=2048),
     replace(_QWEN3, name="tiny-qwen3-test", layers=2, hidden=256, heads=4, kv_heads=2, intermediate=512, vocab=1024,
             context_length=2048),
+    replace(_QWEN3_MOE, name="tiny-qwen3-moe-test", layers=2, hidden=256, heads=4, kv_heads=2, intermediate=256,
+            vocab=1024, context_length=2048, experts=Experts(8, 3)),
+    replace(_GPT_OSS, name="tiny-gpt-oss-test", layers=2, hidden=288, heads=4, kv_heads=2, intermediate=288, vocab=1024,
+            context_length=2048, windows=(48, 0), experts=replace(_GPT_OSS_EXPERTS, count=8, per_token=3)),
 )
 SHAPES = {config.name: config for config in _SHAPES}
 
@@ -64,8 +90,13 @@ class SynthPlan:
     def format(self, role: Matrix, layer: int | None = None) -> WeightFormat:
         """What llama.cpp's quantiser stores this matrix as, without an importance matrix.
 
-        Source: the type selection of llama.cpp's llama-quant.cpp for models without experts.
+        Source: the type selection of llama.cpp's llama-quant.cpp, which never quantises routers; of models with experts
+        only those with other than 8 of them.
         """
+        if role is Matrix.ROUTER:
+            return WeightFormat.F32
+        if self.file_format is FileFormat.MXFP4_MOE:
+            return WeightFormat.MXFP4 if role in EXPERTS else WeightFormat.Q8_0
         base = _BASE[self.file_format]
         if not base.quantized:
             return base
@@ -74,15 +105,27 @@ class SynthPlan:
         chosen = base
         if role is Matrix.HEAD or (role is Matrix.EMBED and self.config.tied_head):
             chosen = WeightFormat.Q8_0 if base is WeightFormat.Q8_0 else WeightFormat.Q6_K
-        elif role in (Matrix.V, Matrix.DOWN) and self.file_format is FileFormat.Q4_K_M:
+        elif role in (Matrix.V, Matrix.DOWN, Matrix.EXPERT_DOWN) and self.file_format is FileFormat.Q4_K_M:
             assert layer is not None
             chosen = WeightFormat.Q6_K if _more_bits(layer, self.config.layers) else base
-        columns = shape_of(self.config, role)[1]
+        columns = shape_of(self.config, role)[-1]
         if columns % chosen.traits.file_block == 0:
             return chosen
         if chosen is WeightFormat.Q6_K:
             return WeightFormat.Q8_0
         raise KforgeError(f"{self.config.name}: rows of {columns} cannot be stored as {self.file_format}.")
+
+
+def storable(config: ModelConfig, file_format: FileFormat) -> bool:
+    """Whether every matrix has rows that the format can hold."""
+    planned = SynthPlan(config, file_format)
+    try:
+        for ref in roles_of(replace(config, layers=1)):
+            if isinstance(ref.role, Matrix):
+                planned.format(ref.role, ref.layer)
+    except KforgeError:
+        return False
+    return True
 
 
 def _more_bits(layer: int, layers: int) -> bool:

@@ -1,5 +1,5 @@
-"""Every path of the graph: mixed formats, biases, norms of q and k, both rope styles, untied heads; kernels beside
-torch."""
+"""Every path of the graph: mixed formats, biases, norms of q and k, both rope styles, untied heads, experts; kernels
+beside torch."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from toy_model import CONFIG, ToyModel
 
 from kforge.core.dtypes import WeightFormat as F
 from kforge.engine.engine import Engine
-from kforge.models.config import Family, Rope, RopeStyle
+from kforge.models.config import ExpertGate, Experts, Family, Rope, RopeStyle
 from kforge.models.roles import Matrix
 
 MODELS = {
@@ -21,6 +21,19 @@ MODELS = {
     ),
     "norms of q and k": ToyModel(
         replace(CONFIG, family=Family.QWEN3, qk_norm=True, rope=Rope(10000.0, RopeStyle.NEOX)), rest=F.Q8_0,
+    ),
+    "experts": ToyModel(
+        replace(CONFIG, family=Family.QWEN3_MOE, experts=Experts(6, 2)), rest=F.Q8_0,
+        formats={Matrix.EXPERT_DOWN: F.Q6_K, **dict.fromkeys((Matrix.EXPERT_GATE, Matrix.EXPERT_UP), F.Q4_K),
+                 Matrix.ROUTER: F.F32},
+    ),
+    "experts with parts of a softmax over all, and biases": ToyModel(
+        replace(CONFIG, family=Family.QWEN3_MOE, experts=Experts(6, 2, normalised=False, bias=True)), rest=F.F16,
+    ),
+    "sinks and windows, a clamped gate": ToyModel(
+        replace(CONFIG, family=Family.GPT_OSS, experts=Experts(6, 2, gate=ExpertGate.SWIGLU_OAI, bias=True), sinks=True,
+                windows=(0, 40), qkv_bias=True, o_bias=True),
+        formats=dict.fromkeys((Matrix.EXPERT_GATE, Matrix.EXPERT_UP, Matrix.EXPERT_DOWN), F.MXFP4), rest=F.BF16,
     ),
 }
 TOKENS = [(37 * i) % 320 for i in range(150)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class ToyModel(Model):
         return self.formats.get(role, self.rest)
 
     def _matrix(self, role, layer):
-        return random(self._stored_format(role, layer), *shape_of(self.config, role), seed=self._seed(role, layer))
+        *rows, columns = shape_of(self.config, role)
+        return random(self._stored_format(role, layer), math.prod(rows), columns, seed=self._seed(role, layer))
 
     def _vector(self, role, layer):
         noise = np.random.default_rng(self._seed(role, layer)).normal(size=shape_of(self.config, role))

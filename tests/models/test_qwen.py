@@ -1,34 +1,37 @@
-"""Qwen2 and Qwen3 in both kinds of file: the configuration, tensors by role, what is refused."""
+"""Qwen2, Qwen3 and Qwen3-MoE in both kinds of file: the configuration, tensors by role, what is refused."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 
-import gguf
 import numpy as np
 import pytest
 import torch
 import transformers
+from gguf_writing import as_gguf
 
 from kforge.core.errors import KforgeError
 from kforge.models import load
-from kforge.models.config import Family, RopeStyle
-from kforge.models.graph import step_calls
-from kforge.models.roles import Vector, roles_of
+from kforge.models.config import Experts, Family, RopeStyle
+from kforge.models.graph import CallKind, step_calls
+from kforge.models.roles import Matrix, Vector, roles_of
 from kforge.models.synth import synth
 from kforge.models.synth_plan import plan
 
 SETTINGS = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96, vocab_size=128,
                 num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-6, eos_token_id=[2, 3],
                 rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-QWEN2, QWEN3 = Family.QWEN2, Family.QWEN3
+OF_EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True)
+QWEN2, QWEN3, QWEN3_MOE = Family.QWEN2, Family.QWEN3, Family.QWEN3_MOE
 
 
 def made(family: Family) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     if family is QWEN2:
         model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SETTINGS, tie_word_embeddings=True))
+    elif family is QWEN3_MOE:
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SETTINGS, **OF_EXPERTS, head_dim=32))
     else:
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SETTINGS, head_dim=32))
     with torch.no_grad():
@@ -37,41 +40,12 @@ def made(family: Family) -> transformers.PreTrainedModel:
     return model
 
 
-def as_gguf(model, path, *, drop=(), **fields: str):
-    """The file as llama.cpp's converter lays it out, its tensors named by the ``gguf`` package."""
-    c = model.config
-    writer = gguf.GGUFWriter(path, c.model_type)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[c.model_type.upper()], c.num_hidden_layers)
-    writer.add_block_count(c.num_hidden_layers)
-    writer.add_context_length(c.max_position_embeddings)
-    writer.add_embedding_length(c.hidden_size)
-    writer.add_feed_forward_length(c.intermediate_size)
-    writer.add_head_count(c.num_attention_heads)
-    writer.add_head_count_kv(c.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
-    if c.model_type == "qwen3":
-        writer.add_key_length(c.head_dim)
-        writer.add_value_length(c.head_dim)
-    for key, value in fields.items():
-        writer.add_string(f"{c.model_type}.{key.replace('__', '.')}", value)
-    for name, values in model.state_dict().items():
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if theirs not in drop and not (c.tie_word_embeddings and name == "lm_head.weight"):
-            writer.add_tensor(theirs, values.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def values_of(model, ref) -> np.ndarray:
     stored = model.tensor(ref.role, ref.layer)
     return stored if isinstance(stored, np.ndarray) else stored.dequantize()
 
 
-@pytest.mark.parametrize("family", [QWEN2, QWEN3])
+@pytest.mark.parametrize("family", [QWEN2, QWEN3, QWEN3_MOE])
 def test_both_kinds_of_file_hold_the_same_model(tmp_path, family):
     model = made(family)
     model.save_pretrained(tmp_path)
@@ -107,7 +81,41 @@ def test_qwen3_has_norms_of_q_and_k_and_a_head_dim_of_its_own(tmp_path):
         np.testing.assert_array_equal(model.tensor(role, 1), theirs.weight.detach().numpy())
 
 
+def test_qwen3_moe_has_experts_one_behind_the_other(tmp_path):
+    saved = made(QWEN3_MOE)
+    saved.save_pretrained(tmp_path)
+    model, theirs = load(tmp_path), saved.model.layers[1].mlp
+    c = model.config
+    assert (c.experts, c.intermediate, c.qk_norm) == (Experts(6, 2), 32, True)
+    gate_up = theirs.experts.gate_up_proj.detach().numpy()
+    for role, wanted in ((Matrix.EXPERT_GATE, gate_up[:, :32]), (Matrix.EXPERT_UP, gate_up[:, 32:]),
+                         (Matrix.EXPERT_DOWN, theirs.experts.down_proj.detach().numpy()),
+                         (Matrix.ROUTER, theirs.gate.weight.detach().numpy())):
+        np.testing.assert_array_equal(model.tensor(role, 1).dequantize(), wanted.reshape(-1, wanted.shape[-1]))
+
+
+def test_weights_that_are_not_made_to_add_up_to_one(tmp_path):
+    saved = made(QWEN3_MOE)
+    saved.config.norm_topk_prob = False
+    saved.save_pretrained(tmp_path)
+    file = as_gguf(saved, tmp_path / "x.gguf", expert_weights_norm=False)
+    for model in (load(tmp_path), load(file)):
+        route = next(c.problem for c in step_calls(model) if c.kind is CallKind.ROUTE)
+        assert route.key == "moe_route(E=6,k=2,style=all)"
+
+
+def test_layers_without_experts_among_others_are_refused(tmp_path):
+    made(QWEN3_MOE).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "mlp_only_layers": [0]}))
+    with pytest.raises(KforgeError, match="layers without experts"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(("family", "changes", "words"), [
+    (QWEN3_MOE, {"drop": ("blk.1.ffn_up_exps.weight",)}, "blk.1.ffn_up_exps.weight"),
+    (QWEN3_MOE, {"expert_used_count": 7}, "7 of 6 experts"),
+    (QWEN3, {"expert_count": 4}, "qwen3"),
     (QWEN2, {"drop": ("blk.1.attn_k.bias",)}, "blk.1.attn_k.bias"),
     (QWEN3, {"drop": ("blk.0.attn_q_norm.weight",)}, "blk.0.attn_q_norm.weight"),
     (QWEN2, {"rope__scaling__type": "yarn"}, "yarn"),
@@ -125,7 +133,7 @@ def test_a_sliding_window_is_refused(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen2-test", "tiny-qwen3-test"])
+@pytest.mark.parametrize("name", ["tiny-qwen2-test", "tiny-qwen3-test", "tiny-qwen3-moe-test"])
 def test_synthetic_files_hold_what_was_planned(tmp_path, name):
     synth(name, "q4_k_m", path := tmp_path / "x.gguf")
     model, planned = load(path), plan(name, "q4_k_m")

@@ -11,7 +11,7 @@ from kforge.models import load
 from kforge.models.graph import step_calls
 from kforge.models.roles import Matrix, Vector, roles_of
 from kforge.models.synth import random_bytes, synth
-from kforge.models.synth_plan import SHAPES, FileFormat, SynthPlan, plan
+from kforge.models.synth_plan import SHAPES, FileFormat, SynthPlan, plan, storable
 from kforge.models.synth_vocab import synth_vocab
 from kforge.operators.layouts import from_gguf
 
@@ -41,6 +41,15 @@ def test_types_are_those_of_llama_cpp_s_quantiser():
     odd = SynthPlan(replace(SHAPES["tiny-llama-test"], hidden=576), FileFormat.Q4_1)
     assert odd.format(Matrix.HEAD) is WeightFormat.Q8_0, "576 is no multiple of 256"
     assert plan("qwen3-0.6b", "bf16").format(Matrix.EMBED) is WeightFormat.BF16
+
+
+def test_shapes_whose_rows_a_format_cannot_hold_are_told():
+    found = {f for f in FileFormat if storable(SHAPES["gpt-oss-20b"], f)}
+    assert found == set(FileFormat) - {FileFormat.Q4_K_M}, "2880 is no multiple of 256"
+    with pytest.raises(KforgeError, match="2880"):
+        plan("gpt-oss-20b", "q4_k_m").format(Matrix.Q, 0)
+    assert plan("gpt-oss-20b", "q4_0").format(Matrix.HEAD) is WeightFormat.Q8_0
+    assert plan("qwen3-30b-a3b", "mxfp4_moe").format(Matrix.EXPERT_DOWN, 0) is WeightFormat.MXFP4
 
 
 @pytest.mark.parametrize("format", [f for f in WeightFormat if f is not WeightFormat.F32])

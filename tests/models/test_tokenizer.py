@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import regex
 from tokenizers import Tokenizer as Backend
 
 from kforge.core.errors import KforgeError
@@ -12,6 +13,7 @@ from kforge.models import load
 from kforge.models.chat import ChatTemplate, Message
 from kforge.models.gguf_tokenizer import tokenizer_of
 from kforge.models.json_tokenizer import tokenizer_of as folder_tokenizer
+from kforge.models.pretokenizers import RULES
 from kforge.models.tokenizer import Tokenizer
 
 CASES = json.loads((Path(__file__).parent / "fixtures" / "llama_cpp_ids.json").read_text())
@@ -119,6 +121,13 @@ def test_a_tokenizer_that_cannot_be_built_is_named(tiny, fields, words):
     model = load(tiny("q4_0"))
     with pytest.raises(KforgeError, match=words):
         tokenizer_of(model.path, replace(model.header, fields={**model.header.fields, **fields}), model.config)
+
+
+def test_o200k_cuts_at_capitals_and_keeps_contractions():
+    pattern, = RULES["gpt-4o"].patterns
+    text = "HelloWorld's  12345 ÉTÉ i/o//\n\n x"
+    assert regex.findall(pattern, text) == [
+        "Hello", "World's", " ", " ", "123", "45", " ÉTÉ", " i", "/o", "//\n\n", " x"]
 
 
 def test_sentence_piece_merges_by_score_and_falls_back_to_bytes(tiny):

@@ -14,6 +14,7 @@ from kforge.operators import get
 
 ONE_B, EIGHT_B_MIXED = plan("llama-3.2-1b", "q4_0"), plan("llama-3.1-8b", "q4_k_m")
 QWEN2, QWEN3 = plan("qwen2.5-0.5b", "q8_0"), plan("qwen3-0.6b", "q4_k_m")
+QWEN3_MOE, GPT_OSS = plan("qwen3-30b-a3b", "q4_k_m"), plan("gpt-oss-20b", "mxfp4_moe")
 
 
 def kinds(model, layer):
@@ -42,7 +43,8 @@ def test_gate_and_up_of_different_formats_need_a_silu():
         CallKind.GATE, CallKind.UP, CallKind.SILU, CallKind.DOWN]
 
 
-@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, plan("tiny-llama-test", "bf16"), QWEN2, QWEN3])
+@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, plan("tiny-llama-test", "bf16"), QWEN2, QWEN3, QWEN3_MOE,
+                                   GPT_OSS])
 def test_every_tensor_of_the_model_is_used_once(model):
     used = [ref for call in step_calls(model) for ref in (*call.weights, *call.biases)]
     if model.config.tied_head:
@@ -77,6 +79,42 @@ def test_qwen3_normalises_heads_where_it_rotates_them():
     assert (row.workload.axes, row.workload.count) == ({"T": 8, "pages": 64, "positions": 512}, 28)
 
 
+def test_experts_take_the_place_of_the_feed_forward_network():
+    calls = [c for c in step_calls(QWEN3_MOE) if c.layer == 1]
+    assert [c.kind for c in calls][-6:] == [CallKind.FFN_NORM, CallKind.ROUTER, CallKind.ROUTE,
+                                            CallKind.EXPERT_GATE_UP, CallKind.EXPERT_DOWN, CallKind.COMBINE]
+    router, route, gate_up, down, combine = (c.problem.key for c in calls[-5:])
+    assert router == "linear(K=2048,N=128,act=f32,bias=0,epilogue=none,rows=32,weight=f32)"
+    assert route == "moe_route(E=128,k=8,style=chosen)" and combine == "moe_combine(H=2048,k=8)"
+    assert gate_up == ("moe_linear(E=128,K=2048,N=1536,act=a8,bias=0,epilogue=silu_gate,input=token,k=8,rows=32,"
+                       "weight=q4_k)")
+    assert down == "moe_linear(E=128,K=768,N=2048,act=a8,bias=0,epilogue=none,input=slot,k=8,rows=32,weight=q6_k)"
+    assert next(r for r in workloads(QWEN3_MOE, batch=(8,), context=(500,), prefill=0)
+                if r.kind is CallKind.EXPERT_DOWN).workload.axes == {"T": 8}
+
+
+def test_gpt_oss_has_windows_in_turn_and_sinks_and_biases_everywhere():
+    first, second = ({c.kind: c for c in step_calls(GPT_OSS) if c.layer == layer} for layer in (0, 1))
+    assert first[CallKind.ATTENTION].problem.key == "paged_attention(D=64,Hkv=8,Hq=64,P=64,kv=f16,sinks=1,window=128)"
+    assert second[CallKind.ATTENTION].problem.key == "paged_attention(D=64,Hkv=8,Hq=64,P=64,kv=f16,sinks=1)"
+    assert second[CallKind.ATTENTION].weights == (WeightRef(Vector.SINKS, 1),)
+    gate_up = first[CallKind.EXPERT_GATE_UP]
+    assert gate_up.problem.key == ("moe_linear(E=32,K=2880,N=5760,act=a8,bias=1,epilogue=swiglu_oai,input=token,k=4,"
+                                   "rows=32,weight=mxfp4)")
+    assert [b.role for b in gate_up.biases] == [Vector.EXPERT_GATE_BIAS, Vector.EXPERT_UP_BIAS]
+    with_bias = (CallKind.QKV, CallKind.O, CallKind.ROUTER, CallKind.EXPERT_DOWN)
+    assert {first[kind].problem["bias"] for kind in with_bias} == {1}
+
+
+def test_gates_of_another_format_than_ups_are_refused():
+    class Odd(SynthPlan):
+        def format(self, role, layer=None):
+            return super().format(Matrix.HEAD if role is Matrix.EXPERT_UP else role, layer)
+
+    with pytest.raises(KforgeError, match="gate and up"):
+        step_calls(Odd(QWEN3_MOE.config, QWEN3_MOE.file_format))
+
+
 def test_problems_say_shape_format_and_activations():
     calls = {c.kind: c.problem for c in step_calls(ONE_B, StepOptions(kv="f16", page=32, rows=64))}
     assert calls[CallKind.GATE_UP].key == (
@@ -90,7 +128,7 @@ def test_problems_say_shape_format_and_activations():
         "f32"}
 
 
-@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, QWEN2, QWEN3])
+@pytest.mark.parametrize("model", [ONE_B, EIGHT_B_MIXED, QWEN2, QWEN3, QWEN3_MOE, GPT_OSS])
 def test_static_and_dynamic_axes_are_those_of_the_operators(model):
     for row in workloads(model):
         operator = get(row.workload.problem.operator)
