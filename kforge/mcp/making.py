@@ -173,7 +173,8 @@ class Making:
         run: args.RunName = "",
     ) -> measured.Submitted:
         """Have an exact kernel judged at its bucket against what serves there. An accepted one goes into the registry;
-        promote has the last word. A verdict is an answer, not an error."""
+        promote has the last word, but for an imported operator's, which serves at once. A verdict is an answer, not
+        an error."""
         own, subject = await self._found(run, operator, axes, kernel, params, threads=threads)
         return await self._desk.done(jobs.SubmitJob(subject=subject), subject, measured.Submitted, _JUDGE, own, context)
 

@@ -17,6 +17,7 @@ from kforge.mcp.failures import bad_input
 from kforge.mcp.jobs import Subject
 from kforge.operators import get
 from kforge.operators.axes import USUAL
+from kforge.operators.imported import Imported
 from kforge.registry.snapshot import Snapshot
 from kforge.registry.store import Store
 from kforge.tuner.contenders import incumbent, workload_of
@@ -47,7 +48,8 @@ def measurable(workload: Workload, target: Target) -> Workload:
 def candidate_of(subject: Subject, workload: Workload, snapshot: Snapshot, store: Store, target: Target) -> Candidate:
     """Raises KforgeError, for a template its TemplateError."""
     if subject.text is not None:
-        numerics = NumericsClass.RELAXED if subject.relaxed else NumericsClass.EXACT
+        alone = isinstance(get(workload.problem.operator), Imported)  # without an order to be exact to
+        numerics = NumericsClass.RELAXED if subject.relaxed or alone else NumericsClass.EXACT
         made = from_text(subject.kernel, subject.text, workload.problem, target, subject.params, numerics)
         return dataclasses.replace(made, proposer=PROPOSER)
     if "/" in subject.kernel:

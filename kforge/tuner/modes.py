@@ -76,6 +76,7 @@ class ModeDriver:
         for sequence in self._running:
             self._engine.abort(sequence)
         self._running.clear()
+        self._engine.forget_prefixes()  # or sequences would start at other steps than in an engine that knows none
         depth = max(self._mode.context // 2 + 1, 1)
         wanted = max(self._mode.context - depth - 1, 4 * DECODE_STEPS)
         for s in range(self._mode.sequences):

@@ -115,7 +115,7 @@ def test_what_a_tune_says_is_passed_on_with_the_problems_name(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     args = argparse.Namespace(budget="1s", threads="many", runs_dir=tmp_path, agent="", max_usd=0, max_tokens=0,
-                              max_calls=0)
+                              max_calls=0, max_trials=0, turn=None)
     with pytest.raises(KforgeError, match=r"tuning: .*--threads"):
         tuned("smollm2-135m", args, teller("[1/2] level1/1_Own.py"))
     assert capsys.readouterr().err.startswith("[1/2] level1/1_Own.py: ")
