@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kforge.models.config import ExpertGate, Experts
-
-_ALPHA, _LIMIT = 1.702, 7.0  # of swiglu_oai
+from kforge.operators.numerics import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 
 @dataclass(frozen=True)
@@ -44,5 +43,5 @@ def gated(gate: ExpertGate, gates: torch.Tensor, ups: torch.Tensor) -> torch.Ten
         case ExpertGate.SILU:
             return F.silu(gates) * ups
         case ExpertGate.SWIGLU_OAI:
-            gates, ups = gates.clamp(max=_LIMIT), ups.clamp(-_LIMIT, _LIMIT)
-            return (ups + 1) * gates * torch.sigmoid(_ALPHA * gates)
+            gates, ups = gates.clamp(max=SWIGLU_LIMIT), ups.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+            return (ups + 1) * gates * torch.sigmoid(SWIGLU_ALPHA * gates)

@@ -60,7 +60,7 @@ class PerExpert:
         return concat([stored.matrix() for stored in self._all(role, layer)])
 
     def vector(self, role: Role, layer: int | None) -> np.ndarray:
-        raise NotImplementedError("such experts have no biases")
+        raise KforgeError("experts that are stored one by one have no biases")
 
     def _all(self, role: Role, layer: int | None) -> list[Stored]:
         return [self._tensors.floats(self.name(role, layer, expert)) for expert in range(self._count)]
