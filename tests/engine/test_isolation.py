@@ -178,8 +178,8 @@ def test_a_warden_that_is_killed_from_outside_is_noticed_soon():
         assert process.call(Command.RUN, 0, 60.0) is None
         os.kill(process.pid, signal.SIGKILL)
         began = time.monotonic()
-        death = process.call(Command.RUN, 0, 600.0)
-        if death is None:  # the executor was faster than the signal
+        death = None
+        while death is None and time.monotonic() - began < 30:  # the executor may outrun the signal many times
             death = process.call(Command.RUN, 0, 600.0)
         assert death is not None and death.reason == "SIGKILL ended its process"
         assert time.monotonic() - began < 30, "nobody is left who would end its ten minutes"
