@@ -28,8 +28,8 @@ _ANSWERS = 0.9  # what the usual length keeps of itself with each answer that en
 
 @dataclass(frozen=True)
 class DraftModel:
-    """The model to guess with. ``weights``: packed ones to share, as those of ``Engine``. ``policy`` None: by measured
-    times and luck."""
+    """The model to guess with. ``weights``: packed ones to share, as those of ``Engine``. ``policy``: of one engine
+    alone; None: by measured times and luck."""
 
     model: Model
     weights: Weights | None = None

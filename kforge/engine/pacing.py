@@ -66,15 +66,18 @@ class GuessTimes:
 
     def __init__(self) -> None:
         self._passes: dict[int, _Recent] = {}  # by sequences; the first of each is not counted, as in StepCosts
-        self._token = _Recent()  # of text that it lacks
+        self._token: _Recent | None = None  # of text that it lacks, the first likewise
 
     def passed(self, sequences: int, tokens: int, seconds: float) -> None:
-        if tokens > _NEAR * sequences:
+        if tokens <= _NEAR * sequences:
+            if sequences in self._passes:
+                self._passes[sequences].add(seconds, 0)
+            else:
+                self._passes[sequences] = _Recent()
+        elif self._token is not None:
             self._token.add(seconds / tokens, 0)
-        elif sequences in self._passes:
-            self._passes[sequences].add(seconds, 0)
         else:
-            self._passes[sequences] = _Recent()
+            self._token = _Recent()
 
     def passes(self, most: int) -> list[float]:
         """Of 0 .. ``most`` sequences; between and beyond those that were seen as the nearest ones say, or 0.0."""
@@ -86,7 +89,7 @@ class GuessTimes:
 
     def behind(self, tokens: int) -> float:
         """Until a sequence that lacks so many tokens can be guessed for; a few are computed with the first guess."""
-        return 0.0 if tokens <= _NEAR else tokens * self._token.typical
+        return 0.0 if tokens <= _NEAR or self._token is None else tokens * self._token.typical
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from kforge.core.errors import KforgeError
 from kforge.engine import choice
 from kforge.engine.draft_model import DraftModel
 from kforge.engine.engine import Engine
-from kforge.engine.rejection import Guess, verified
+from kforge.engine.rejection import verified
 from kforge.engine.request import SamplingParams
-from kforge.engine.sampling import distribution
+from kforge.engine.sampling import Purpose, distribution, draw, uniform
 from kforge.engine.weights import Weights
 from kforge.models import load
 from kforge.models.synth import synth
@@ -91,7 +91,7 @@ def test_tokens_and_logits_are_the_same_bits(toys, draft, params):
 
 
 @pytest.mark.parametrize("options", [
-    {"kv_tokens": 6 * 64, "max_sequences": 6}, {"max_tokens_per_step": 7, "max_prefill_tokens_per_step": 3},
+    {"kv_tokens": 6 * 64, "max_sequences": 6}, {"max_tokens_per_step": 7, "max_prefill_tokens_per_step": 3, "max_sequences": 2},
     {"prefix_cache": False, "max_sequences": 1},
 ], ids=["preempted", "in small chunks", "one by one"])
 def test_the_target_s_own_guesses_are_all_right_whatever_happens(toys, options):
@@ -101,7 +101,7 @@ def test_the_target_s_own_guesses_are_all_right_whatever_happens(toys, options):
     plain, guessing = toys.engine(), toys.engine("same", **options)
     assert recorded(guessing, texts, params) == recorded(plain, texts, params)
     stats = guessing.stats
-    assert stats.accepted_tokens == stats.drafted_tokens > 100
+    assert stats.accepted_tokens == stats.drafted_tokens > 20
     assert ("kv_tokens" in options) == (stats.preemptions > 0)
     plain.close()
     guessing.close()
@@ -109,7 +109,7 @@ def test_the_target_s_own_guesses_are_all_right_whatever_happens(toys, options):
 
 def test_a_dropped_request_gives_the_draft_s_pages_back(toys):
     engine = toys.engine("same")
-    ids = [engine.add(text, PLAIN) for text in prompts(3)]
+    ids = [engine.add(text, PLAIN) for text in prompts(3)[::-1]]  # the longest first: its guesses get the rows
     for _ in range(4):
         engine.step()
     assert engine.stats.draft_passes > 0
@@ -135,7 +135,7 @@ def test_a_draft_step_that_fails_leaves_all_as_it_was(toys, monkeypatch):
     def sometimes_fails(shape):
         nonlocal steps
         steps += 1
-        if steps % 5 == 3:
+        if steps % 13 == 5:  # a step has at most eight passes of the draft model, so some get through
             raise KforgeError("the draft model is on fire")
         real(shape)
 
@@ -191,6 +191,16 @@ def test_torch_guesses_too(toys):
     assert [len(c.tokens) for c in done] == [40, 40]
     assert engine.stats.accepted_tokens > 0.5 * engine.stats.drafted_tokens
     engine.close()
+
+
+def test_isolated_kernels_guess_too(toys):
+    """Target and draft share one locked-down process."""
+    plain = toys.engine()
+    isolated = toys.engine("same", isolate=True)
+    assert isolated.isolated and recorded(isolated, prompts(2), PLAIN) == recorded(plain, prompts(2), PLAIN)
+    assert isolated.stats.accepted_tokens == isolated.stats.drafted_tokens > 0
+    isolated.close()
+    plain.close()
 
 
 class OtherWords(ToyModel):
@@ -253,18 +263,22 @@ def test_files_with_one_tokenizer_go_together(kernels, tmp_path):
 PROMPT = [5, 9, 200, 31, 7]
 KEPT = 3  # most probable tokens that may be said: so few that all texts of three tokens can be counted
 DRAWS = 1500
+TOGETHER = 16  # of the engine's 64, so that there are rows of logits to check two guesses of each
 
 
 def relaxed(toys: Toys, draft: str | None, **options) -> Engine:
-    return toys.engine(draft, relaxed_sampling=True, max_sequences=16, **options)
+    return toys.engine(draft, relaxed_sampling=True, max_sequences=64, **options)
 
 
-def texts_of_three(engine: Engine, first_seed: int = 0) -> dict[tuple[int, ...], int]:
+def texts_of_three(engine: Engine) -> dict[tuple[int, ...], int]:
+    """Of a fourth token nothing is asked: it makes room for two guesses after the first one."""
     counts: dict[tuple[int, ...], int] = {}
-    params = [SamplingParams(temperature=1.0, top_k=KEPT, seed=first_seed + n, max_tokens=3, ignore_eos=True)
+    params = [SamplingParams(temperature=1.0, top_k=KEPT, seed=n, max_tokens=4, ignore_eos=True)
               for n in range(DRAWS)]
-    for done in engine.generate([PROMPT] * DRAWS, params):
-        counts[done.tokens] = counts.get(done.tokens, 0) + 1
+    for start in range(0, DRAWS, TOGETHER):
+        some = params[start : start + TOGETHER]
+        for done in engine.generate([PROMPT] * len(some), some):
+            counts[done.tokens[:3]] = counts.get(done.tokens[:3], 0) + 1
     return counts
 
 
@@ -294,11 +308,16 @@ def test_relaxed_sampling_keeps_the_distribution(toys):
     engine.close()
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda wanted, guess, seed, position: guess.token if guess.token in wanted.ids else verified(
-        wanted, guess, seed, position),
-    lambda wanted, guess, seed, position: verified(wanted, Guess(guess.token, None), seed, position),
-], ids=["all that may be said is accepted", "as if it had not been drawn"])
+def accept_what_may_be_said(wanted, guess, seed, position):
+    return guess.token if guess.token in wanted.ids else verified(wanted, guess, seed, position)
+
+
+def draw_again_from_the_target(wanted, guess, seed, position):
+    token = verified(wanted, guess, seed, position)
+    return token if token == guess.token else draw(wanted, uniform(seed, position, Purpose.RESIDUAL))
+
+
+@pytest.mark.parametrize("wrong", [accept_what_may_be_said, draw_again_from_the_target])
 def test_the_measure_sees_what_is_wrong_in_an_engine(toys, monkeypatch, wrong):
     engine = relaxed(toys, "less")
     wanted = target_s_own(engine)

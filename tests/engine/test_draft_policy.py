@@ -61,7 +61,7 @@ class Machine:
 
 
 def played(check: Callable[[int], float], guess: Callable[[int], float], chance: Callable[[int], float],
-           steps: int = 1500, sequences: int = 1) -> Machine:
+           steps: int = 1000, sequences: int = 1) -> Machine:
     machine = Machine(check, guess, sequences)
     for n in range(steps):
         machine.step(chance(n))
@@ -80,12 +80,12 @@ def test_most_of_what_can_be_gained_is_gained(chance, draft):
 
 
 @pytest.mark.parametrize("sequences", [1, 4])
-@pytest.mark.parametrize("chance", [0.02, 0.3, 0.6, 0.95])
-@pytest.mark.parametrize("draft", [0.1, 0.4, 1.0])
+@pytest.mark.parametrize("chance", [0.02, 0.5, 0.95])
+@pytest.mark.parametrize("draft", [0.1, 0.6])
 @pytest.mark.parametrize("check", [lambda w: 1 + w / 20, float, lambda w: 1.0 + (w > 4) * 3],
                          ids=["flat", "dear", "step"])
 def test_it_is_never_slower_by_more_than_trying_costs(check, draft, chance, sequences):
-    machine = played(check, lambda n: draft * check(1), lambda n: chance, sequences=sequences)
+    machine = played(check, lambda n: draft * check(1), lambda n: chance, 1000, sequences)
     assert machine.gain() > 0.96
 
 
