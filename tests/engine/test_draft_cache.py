@@ -108,45 +108,58 @@ class DraftMachine(RuleBasedStateMachine):
     """Sequences come, decode or wait, say what was guessed or something else, and go; passes fail. What is guessed must
     at all times be what the model makes of the sequence's own text."""
 
-    @initialize(pages=st.integers(10, 24), most=st.integers(1, 4), budget=st.integers(4, 30),
-                catch_up=st.integers(1, 30), cache=st.booleans())
+    @initialize(pages=st.integers(10, 13), most=st.integers(1, 4), budget=st.integers(4, 40),
+                catch_up=st.integers(1, 40), cache=st.booleans())
     def begin(self, pages, most, budget, catch_up, cache):
         self.drafter, self.runner, self.policy = make(pages, budget, most, catch_up, cache)
         self.most = most
         self.open: list[Sequence] = []
         self.number = 0
 
-    @rule(stem=st.integers(1, 2), shared=st.integers(0, 12), own=st.integers(0, 5))
+    @rule(stem=st.integers(1, 2), shared=st.integers(0, 25), own=st.integers(0, 5))
     def add(self, stem, shared, own):
         self.number += 1
         tokens = [stem] * shared + [100 + (self.number * 7 + i) % 200 for i in range(own)] or [stem]
         self.open.append(sequence(self.number, tokens))
 
     @precondition(lambda self: self.open)
-    @rule(first=st.integers(0, 9), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
-          right=st.lists(st.integers(0, 6), min_size=4, max_size=4), spare=st.integers(1, 20),
+    @rule(first=st.integers(0, 9), times=st.integers(1, 4),
+          lengths=st.lists(st.sampled_from([3, 2, 6, 0]), min_size=1, max_size=4),
+          right=st.lists(st.integers(0, 6), min_size=4, max_size=4), spare=st.integers(4, 20),
           fails=st.sampled_from([False] * 7 + [True]))
-    def step(self, first, lengths, right, spare, fails):
+    def steps(self, first, times, lengths, right, spare, fails):
         """Some decode, the others wait or have lost their pages; of the guesses some are right. A step that fails says
         nothing."""
-        decoding = [self.open[(first + n) % len(self.open)] for n in range(min(self.most, len(self.open)))]
-        self.policy.wanted, self.runner.fails = lengths, fails
-        rooms = [s.limit - len(s.tokens) - 1 for s in decoding]
-        try:
-            drafts = self.drafter.propose(decoding, rooms, spare)
-        except KforgeError:
-            assert fails
-            return
-        finally:
-            self.runner.fails = False
-        assert sum(map(len, drafts)) <= spare
-        for s, draft, room, accepted in zip(decoding, drafts, rooms, right, strict=False):
-            assert draft == guesses(s.tokens, len(draft)) and len(draft) <= max(room, 0)
-            produced = min(accepted, len(draft))
-            s.tokens += [*draft[:produced], 60 + len(s.tokens) % 3]
-            self.drafter.learn(s, produced + 1)
-            if len(s.tokens) >= s.limit:
-                self.leave(s)
+        self.policy.wanted = lengths
+        for time in range(times):
+            decoding = [self.open[(first + n) % len(self.open)] for n in range(min(self.most, len(self.open)))]
+            rooms = [s.limit - len(s.tokens) - 1 for s in decoding]
+            self.runner.fails = fails and time == 1
+            try:
+                drafts = self.drafter.propose(decoding, rooms, spare)
+            except KforgeError:
+                continue
+            finally:
+                self.runner.fails = False
+            assert sum(map(len, drafts)) <= spare
+            for s, draft, room, accepted in zip(decoding, drafts, rooms, right, strict=False):
+                assert draft == guesses(s.tokens, len(draft)) and len(draft) <= max(room, 0)
+                produced = min(accepted, len(draft))
+                s.tokens += [*draft[:produced], 60 + len(s.tokens) % 3]
+                self.drafter.learn(s, produced + 1)
+                if len(s.tokens) >= s.limit:
+                    self.leave(s)
+            self.drafter.cache.check_integrity()
+            if not self.open:
+                break
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 99), right=st.integers(0, 3), count=st.integers(1, 6))
+    def tokens_come_without_being_asked_for(self, which, right, count):
+        """As in steps with somebody's prompt: some are what would have been guessed, the rest is not."""
+        s = self.open[which % len(self.open)]
+        said = guesses(s.tokens, right) + [60 + n % 3 for n in range(count)]
+        s.tokens += said[: max(s.limit - len(s.tokens) - 1, 0)]
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 99))
@@ -244,6 +257,20 @@ def test_who_waits_keeps_its_pages_until_they_are_needed():
     drafter.propose([decodes], [9], 9)
     drafter.propose([waits], [9], 9)
     assert runner.tokens == 37 + 5 + 20, "of ten pages the other one needed a sixth: the one that waited begins again"
+
+
+def test_a_place_in_the_step_forgets_the_pages_that_were_given_back():
+    drafter, _, policy = make(pages=10, budget=64, most=2, catch_up=64, cache=False)
+    policy.wanted = [2]
+    loses, grows, other = sequence(1, [7] * 10), sequence(2, [8] * 9), sequence(3, [9] * 3)
+    drafter.propose([grows, loses], [9, 9], 9)
+    grows.tokens += [61] * 21
+    drafter.propose([grows], [9], 9)
+    drafter.drop(grows.id)
+    for _ in range(3):
+        assert drafter.propose([other, loses], [9, 9], 9) == [guesses(other.tokens, 2), guesses(loses.tokens, 2)]
+        for s in (other, loses):
+            s.tokens.append(62)
 
 
 def test_what_the_draft_model_has_no_place_for_is_not_guessed():

@@ -91,7 +91,8 @@ def test_tokens_and_logits_are_the_same_bits(toys, draft, params):
 
 
 @pytest.mark.parametrize("options", [
-    {"kv_tokens": 6 * 64, "max_sequences": 6}, {"max_tokens_per_step": 7, "max_prefill_tokens_per_step": 3, "max_sequences": 2},
+    {"kv_tokens": 6 * 64, "max_sequences": 6},
+    {"max_tokens_per_step": 7, "max_prefill_tokens_per_step": 3, "max_sequences": 2},
     {"prefix_cache": False, "max_sequences": 1},
 ], ids=["preempted", "in small chunks", "one by one"])
 def test_the_target_s_own_guesses_are_all_right_whatever_happens(toys, options):
