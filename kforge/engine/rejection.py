@@ -35,13 +35,8 @@ def verified(wanted: Distribution, guess: Guess, seed: int, position: int) -> in
 def _residual(wanted: Distribution, guess: Guess) -> Distribution:
     """max(p - q, 0)."""
     left = wanted.weights / wanted.weights.sum()
-    if guess.drawn_from is None:
-        ids = np.array([guess.token])
-        taken = np.ones(1)
-    else:
-        ids = guess.drawn_from.ids
-        taken = guess.drawn_from.weights / guess.drawn_from.weights.sum()
-    left -= _at(ids, taken, wanted, len(left))
+    drawn_from = guess.drawn_from or Distribution(np.array([guess.token]), np.ones(1))
+    left -= _at(drawn_from.ids, drawn_from.weights / drawn_from.weights.sum(), wanted, len(left))
     np.maximum(left, 0.0, out=left)
     if not left.any():  # p and q are the same but for rounding
         return wanted

@@ -196,7 +196,7 @@ class DraftMachine(RuleBasedStateMachine):
 
 
 TestDraftCache = DraftMachine.TestCase
-TestDraftCache.settings = settings(max_examples=25, stateful_step_count=30, deadline=None,
+TestDraftCache.settings = settings(max_examples=50, stateful_step_count=30, deadline=None,
                                    suppress_health_check=list(HealthCheck))
 
 

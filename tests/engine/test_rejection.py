@@ -106,7 +106,7 @@ def test_a_token_is_a_function_of_seed_position_and_guess():
     assert len(set(tokens)) > 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 9), st.floats(0.01, 1.0)), min_size=1, max_size=6,
                                        unique_by=lambda pair: pair[0]),
        st.lists(st.tuples(st.integers(0, 9), st.floats(0.01, 1.0)), min_size=1, max_size=6,
