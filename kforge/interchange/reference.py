@@ -27,11 +27,13 @@ def outputs(key: str, given: Sequence[object]) -> object:
     inputs = dict(zip(names, arrays, strict=True))
     inputs |= {spec.name: inputs[spec.name].view(np.uint8) for spec in specs if spec.dtype is DType.U8}
     made = operator.reference(workload, inputs)
-    results = [
-        torch.tensor(made[spec.name].reference, dtype=torch.int32 if spec.dtype is DType.I32 else torch.float32)
-        for spec in specs
-        if spec.role is not Role.IN
-    ]
+    types = {DType.I32: torch.int32, DType.I8: torch.int8}
+    results = []
+    for spec in (s for s in specs if s.role is not Role.IN):
+        exact = made[spec.name].reference
+        if spec.dtype is DType.I8:  # the reference of what is quantised is the quotient before it is rounded
+            exact = np.rint(exact)
+        results.append(torch.tensor(exact, dtype=types.get(spec.dtype, torch.float32)))
     return results[0] if len(results) == 1 else tuple(results)
 
 

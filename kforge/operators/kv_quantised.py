@@ -34,7 +34,7 @@ def quantised(x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def written(x: np.ndarray, error: np.ndarray) -> tuple[Bound, Bound]:
-    """Bounds of the integers [..., D] and the scales [...] that a kernel writes for ``x`` [..., D], float64, in which it
+    """Bounds of the integers [..., D] and scales [...] that a kernel writes for ``x`` [..., D] (float64), in which it
     may be off by ``error``.
 
     A quotient is rounded to the nearest integer, so it is off by half of one at most; where it lies near a tie, what
