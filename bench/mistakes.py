@@ -240,7 +240,7 @@ def _scaled(t: int, s: int) -> Subject:
     wrong = {f"scale of {part} {what}": altered(f"{part}_scale", change) for part in "kv" for what, change in (
         ("off by 1e-3", lambda x: x * F(1.001)), ("of the next position", lambda x: np.roll(x, 1, axis=2)),
         ("of the next head", lambda x: np.roll(x, 1, axis=1)), ("ignored", np.ones_like),
-        ("in bf16", lambda x: to_bf16(x)))}
+        ("in bf16", to_bf16))}
     wrong |= {"scales exchanged": on(lambda w, given, rng: {"k_scale": given["v_scale"], "v_scale": given["k_scale"]}),
               "unsigned": altered("k_cache", lambda x: x & np.int8(127)), "one position dropped": _position("dropped"),
               "newest position missing": on(_shorter), "weights in bf16": _attention(np.exp, to_bf16),

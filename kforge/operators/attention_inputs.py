@@ -20,7 +20,8 @@ _STALE = (Distribution.HEAVY_TAIL, Distribution.LARGE)
 # Queries follow the distribution of keys and values; with the others they are normal.
 _SAME_QUERIES = (Distribution.HEAVY_TAIL, Distribution.POSITIVE, Distribution.NEGATIVE, Distribution.TINY)
 _FAR_SINKS = (1e4, -1e4, 95.0)  # all of the weight, none of it, and so much that the rest is denormal
-_DENORMAL = {DType.F32: 1e-40, DType.BF16: 2e-39, DType.F16: 1e-5, DType.I8: 1e-39}  # normal values times this
+# Normal values times this. Of integers the scale is normal: its products with weights below one are not.
+_DENORMAL = {DType.F32: 1e-40, DType.BF16: 2e-39, DType.F16: 1e-5, DType.I8: 1e-36}
 
 
 @dataclass(frozen=True, eq=False)

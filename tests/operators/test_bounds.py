@@ -9,7 +9,6 @@ from operator_problems import attention, linear, ratio, rms_norm, rope
 from kforge import operators
 from kforge.core.dtypes import DType, WeightFormat
 from kforge.operators import Distribution, layouts
-from kforge.operators.kv_quantised import written
 from kforge.operators.numerics import narrow, numpy_dtype, quantize_a8, widen
 
 EVERY = list(Distribution)
@@ -296,38 +295,6 @@ def test_rope_mistakes_are_caught(kv, style):
         exact = reference["v_cache"].reference.astype(np.float32)
         truncated = (exact.view(np.uint32) >> 16).astype(np.uint16)
         assert fails("v_cache", truncated) and (narrow(wide.astype(np.float32), dtype) == good["v_cache"]).all()
-
-
-@pytest.mark.parametrize("distribution", [d for d in EVERY if d not in (*_SHOWS_NO_POSITION, Distribution.DENORMAL)])
-@pytest.mark.parametrize("operator_name", ["rope_kv_write", "qk_norm_rope_kv_write"])
-def test_mistakes_in_quantised_positions_are_caught(operator_name, distribution):
-    """What is written is half a quantum from the quotient at most: the other neighbour, scales of others, a smaller
-    range and a scale that does not belong to its integers are none of it."""
-    workload = rope("i8", "norm", operator_name)
-    operator, inputs, reference = case(workload, distribution)
-    good = operator.spec(workload, inputs)
-    for part in "kv":
-        cache, scale = f"{part}_cache", f"{part}_scale"
-        integers, scales = good[cache].astype(np.int16), good[scale]
-        other = np.where(reference[cache].reference > integers, integers + 1, integers - 1)
-        assert ratio(reference[cache], other, DType.I8) > 1
-        if distribution is not Distribution.ONE_HOT:  # whose quotients are whole
-            assert ratio(reference[cache], np.trunc(reference[cache].reference), DType.I8) > 1
-        assert ratio(reference[cache], integers * (126 / 127), DType.I8) > 1
-        for wrong in (scales * np.float32(127 / 128), np.roll(scales, 1, axis=1), np.roll(scales, 1, axis=2)):
-            assert ratio(reference[scale], wrong, DType.F32) > 1
-        assert ratio(reference[cache], good[cache], DType.I8) <= 1 >= ratio(reference[scale], scales, DType.F32)
-
-
-def test_both_neighbours_of_a_tie_are_right_and_tiny_positions_are_zeros():
-    x = np.full((1, 4), 127.0)
-    x[0, 1:3] = 2.5, 3.0000001
-    integers, scales = written(np.vstack([x, x * 1e-33, x * np.nan]), np.full((3, 4), 1e-8) * [[1], [1e-33], [1]])
-    for tie in (2, 3):
-        assert abs(integers.reference[0, 1] - tie) <= integers.bound[0, 1]
-    assert abs(integers.reference[0, 2] - 4) > integers.bound[0, 2]
-    assert not integers.reference[1].any() and not integers.bound[1].any() and not integers.free[1].any()
-    assert scales.reference[1] == pytest.approx(1e-33) and np.isnan(scales.reference[2]) and integers.free[2].all()
 
 
 def normed_and_rotated(inputs, eps, skip=0):
