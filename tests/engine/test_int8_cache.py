@@ -17,6 +17,7 @@ from kforge.models.config import Family, Rope, RopeStyle
 
 MODEL = ToyModel(rest=F.Q8_0)
 NORMED = ToyModel(replace(CONFIG, family=Family.QWEN3, qk_norm=True, rope=Rope(10000.0, RopeStyle.NEOX)), rest=F.Q8_0)
+WINDOWED = ToyModel(replace(CONFIG, sinks=True, windows=(0, 40)), rest=F.Q8_0)
 TOKENS = [(37 * i) % 320 for i in range(150)]
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -26,7 +27,8 @@ def eight(kernels):
     return Engine(MODEL, kernels, kv="i8", kv_tokens=1024, text=False, max_sequences=16)
 
 
-@pytest.mark.parametrize("model", [MODEL, pytest.param(NORMED, marks=pytest.mark.slow)], ids=["plain", "norms"])
+@pytest.mark.parametrize("model", [MODEL, *(pytest.param(m, marks=pytest.mark.slow) for m in (NORMED, WINDOWED))],
+                         ids=["plain", "norms", "windows and sinks"])
 def test_kernels_and_torch_agree(model, kernels):
     """Both quantise what differs in its last bits, so now and then one takes the other neighbour of a tie: a quantum,
     1/127 of an element, in one of thousands. Against float32 every element is off by half of one at most."""

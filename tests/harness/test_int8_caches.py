@@ -1,4 +1,4 @@
-"""Kernels on an int8 KV cache through the whole check and its timing: defaults are exact, with one mistake they fail."""
+"""Kernels on an int8 KV cache through the check and its timing: defaults are exact, with one mistake they fail."""
 
 from __future__ import annotations
 
