@@ -93,7 +93,7 @@ def _facts(model: Model) -> dict[str, str | int | float]:
         **({"attention": f"{windows} positions in turn{', sinks' * c.sinks}"} if windows else {}),
         "weights": weights, "weight bytes": int(bits / 8),
         "formats": ", ".join(f"{n} x {name}" for name, n in formats.most_common()),
-        "kv bytes per token (16 bits)": c.kv_bytes_per_token(2),
+        "kv bytes per token (16 bits)": c.kv_bytes_per_token("f16"),
         "bos, stop ids": f"{c.bos_id}, {list(c.stop_ids)}",
         "chat template": "yes" if c.chat_template else "no",
     }

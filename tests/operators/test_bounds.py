@@ -121,6 +121,9 @@ def plain_attention(workload, inputs):
     scale = operators.get("paged_attention").given_scalars(workload, inputs)[0]
     out = np.empty_like(inputs["q"]).reshape(-1, heads, d)
     k_cache, v_cache = (widen(inputs[name], dtype).astype(np.float32) for name in ("k_cache", "v_cache"))
+    if dtype is DType.I8:
+        k_cache *= inputs["k_scale"][:, :, None]
+        v_cache *= inputs["v_scale"][..., None]
     for s, length in enumerate(inputs["context"]):
         first, last = inputs["query_start"][s:s + 2]
         j = np.arange(length)
@@ -141,7 +144,8 @@ def plain_attention(workload, inputs):
 
 
 @pytest.mark.parametrize("distribution", EVERY)
-@pytest.mark.parametrize(("kv", "window", "sinks"), [("f32", 0, 0), ("bf16", 0, 0), ("f32", 0, 1), ("bf16", 100, 1)])
+@pytest.mark.parametrize(("kv", "window", "sinks"), [("f32", 0, 0), ("bf16", 0, 0), ("f32", 0, 1), ("bf16", 100, 1),
+                                                     ("i8", 0, 0), ("i8", 100, 1)])
 def test_honest_attention_uses_less_than_half_of_the_bound(kv, window, sinks, distribution):
     workload = attention(kv, window=window, sinks=sinks)
     _, inputs, reference = case(workload, distribution)
