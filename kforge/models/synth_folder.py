@@ -61,8 +61,8 @@ def _tensors(what: SynthPlan, ref: WeightRef, rng: np.random.Generator) -> dict[
 
     name, shape = tensor_name(ref.role, ref.layer, what.config.family), shape_of(what.config, ref.role)
     if isinstance(ref.role, Vector):
-        values = np.full(shape, 1.0 if ref.role in NORMS else 0.0, np.float32)
-        return {name: _bfloat16(narrow(values, DType.BF16))}
+        constant = np.full(shape, 1.0 if ref.role in NORMS else 0.0, np.float32)
+        return {name: _bfloat16(narrow(constant, DType.BF16))}
     n, k = shape
     if what.format(ref.role, ref.layer) is WeightFormat.BF16:
         return {name: _bfloat16(random_bytes(rng, WeightFormat.BF16, n * k, k).view(np.uint16).reshape(n, k))}
@@ -109,8 +109,8 @@ def _write_tokenizer(what: SynthPlan, folder: Path) -> None:
 
     c = what.config
     vocab, rule = synth_vocab(c.vocab), RULES[PRE_TOKENIZERS.get(c.family, "qwen2")]
-    backend = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(vocab.texts)},
-                                   merges=[tuple(m.split(" ", 1)) for m in vocab.merges],
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in vocab.merges)]
+    backend = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(vocab.texts)}, merges=merges,
                                    ignore_merges=rule.ignore_merges))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns),
