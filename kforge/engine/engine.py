@@ -326,8 +326,11 @@ class Engine:
         return self._runner.kernels_used()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless pages are exactly those that running sequences hold, known by the right keys."""
+        """Raises AssertionError unless pages are exactly those that running sequences hold, known by the right keys,
+        and nothing is kept of requests that have ended."""
         self._scheduler.check_integrity()
+        scheduled = {s.id for s in (*self._scheduler.waiting, *self._scheduler.running)}
+        assert scheduled == set(self._sequences), "what is scheduled is not what is in flight"
 
     def close(self) -> None:
         """Gives threads and memory back. The engine must not be used afterwards."""
