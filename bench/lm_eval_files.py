@@ -31,7 +31,7 @@ from kforge.models.model import Model
 from kforge.models.tokenizer import PartitioningEncoder
 
 TEXT = Path(__file__).parent / "data" / "persuasion.txt"
-QUESTIONS, PARAGRAPHS, BEFORE = 100, 60, 4  # BEFORE: sentences that a question shows
+PARAGRAPHS, BEFORE = 60, 4  # BEFORE: sentences that a question shows
 NEXT = """task: persuasion_next
 dataset_path: json
 dataset_kwargs:
@@ -108,7 +108,7 @@ def write_tasks(text: str, folder: Path) -> None:
     places = [(p, s) for p, each in enumerate(sentences) for s in range(BEFORE, len(each))
               if 5 <= len(each[s].split()) <= 40]
     questions = []
-    for p, s in rng.sample(places, min(QUESTIONS, len(places))):
+    for p, s in rng.sample(places, len(places)):
         others = [sentences[q][t] for q, t in rng.sample([place for place in places if place[0] != p], 3)]
         right = rng.randrange(4)
         choices = [*others[:right], sentences[p][s], *others[right:]]

@@ -36,7 +36,7 @@ from kforge.models.synth import synth
 
 SEQUENCES, QUEUE, KV_TOKENS = 16, 16, 1536
 HEALTH_PATIENCE = 10.0  # seconds in which the server must say that it is well, whatever it does
-ALLOWED_GROWTH = 0.03, 12 << 20  # of resident memory, from the middle of the time to its end: the larger of the two
+ALLOWED_GROWTH = 0.03, 6 << 20  # of resident memory, from the middle of the time to its end: the larger of the two
 
 
 @dataclass(frozen=True)

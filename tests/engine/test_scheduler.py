@@ -424,7 +424,7 @@ TestScheduling.settings = settings(max_examples=25, stateful_step_count=30, dead
 class TestSchedulingLong(SchedulingMachine.TestCase):
     """At least fifty thousand rules, and about as many steps of the scheduler (the machine's end makes some, too)."""
 
-    settings = settings(max_examples=520, stateful_step_count=100, deadline=None,
+    settings = settings(max_examples=620, stateful_step_count=100, deadline=None,
                         suppress_health_check=list(HealthCheck))
 
     def runTest(self):
