@@ -6,7 +6,7 @@
   batching   continuous batching beside batches that begin and end together
   prefixes   the prefix cache on conversations behind one long system prompt
   stalls     chunks of a long prompt: the longest gap between others' tokens
-  guessing   prompt look-up on real text: tokens per full pass, and the speed that comes of it
+  guessing   prompt look-up on real text, or --draft-model: tokens per full pass, and the speed that comes of it
   waiting    the part of a decode step of one sequence that is spent waiting for memory
 
 Sides are interleaved, forwards and backwards in turn, behind an uncounted round; figures are medians over rounds, and
@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help="some of " + ", ".join(PARTS))
     parser.add_argument("--model", help=f"a name, a path, or synth:SHAPE:FORMAT (default: {REAL}, else {STAND_IN})")
+    parser.add_argument("--draft-model", help="guesses in place of prompt look-up; the same forms")
     parser.add_argument("--kernels", default="default", choices=("default", "tuned"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=load_target("host").cores)
@@ -61,11 +62,12 @@ def main() -> None:
         parser.error("--rounds and --threads must be at least 1, --scale above 0 and at most 1")
     console = Console(width=None if sys.stdout.isatty() else 180)
     path = path_of(args.model, console)
-    synthetic = "synth" in path.stem
+    draft = model_path(args.draft_model) if args.draft_model else None
+    synthetic = any("synth" in each.stem for each in (path, draft) if each is not None)
     model = load(path)
     say = teller(console)
     setting = Setting(model, named(args.kernels, load_target("host")), Weights(model), args.threads, args.rounds,
-                      args.scale, say)
+                      args.scale, say, load(draft) if draft else None)
     findings: list[Finding] = []
     raw: dict[str, object] = {}
     for part in (name for name in PARTS if name in chosen):

@@ -72,7 +72,7 @@ def main() -> None:
     console.print(f"in them: {total.dropped} requests dropped, {total.dropped_inside} of them amid a step, "
                   f"{total.failed} failed by their constraint, {total.preemptions} preemptions, "
                   f"{total.prefix_hit_tokens} prompt tokens found in the prefix cache, {total.drafted} tokens drafted, "
-                  f"{total.accepted} accepted")
+                  f"{total.accepted} accepted, {total.draft_passes} passes of draft models")
     write_json(given.json, f"python bench/exactness.py --schedules {given.schedules} --seed {given.seed}",
                {"seconds": seconds, "differing": differing, **dataclasses.asdict(total)})
     never = [name for name, count in dataclasses.asdict(total).items() if not count]

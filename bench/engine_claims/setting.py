@@ -26,6 +26,7 @@ class Setting:
     rounds: int
     scale: float
     say: Callable[[str], None]
+    draft: Model | None = None  # guesses, in place of prompt look-up
 
     def engine(self, weights: Weights | None = None, **options: Any) -> Engine:
         """An engine of this bench's; the caller closes it. ``options`` are those of ``Engine``."""
