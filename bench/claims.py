@@ -76,6 +76,7 @@ def main() -> None:
         findings += [labelled(finding) if synthetic else finding for finding in found]
         say("")
         console.print(f"{part}: {time.monotonic() - began:.0f} s", *(f"\n  {f.claim}: {f.told}" for f in found))
+        console.file.flush()
     print_table(findings, f"{model.config.name}, {args.kernels} kernels, {args.threads} threads, {args.rounds} rounds"
                 + (f", traces at {args.scale:g} of their size" if args.scale < 1 else ""), console)
     write_json(args.json, " ".join(["python", "bench/claims.py", *sys.argv[1:]]), {
