@@ -16,7 +16,8 @@ from kforge.native import Arena
 from kforge.operators import get
 from kforge.operators.layouts import panel_layout
 
-KV_TYPES: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
+KV_TYPES: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16),
+                                "i8": np.dtype(np.int8)}
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 _SLACK = 4096  # alignment of each array
 
@@ -53,7 +54,8 @@ class Buffers:
         self.given = Arena(integers + tables.cos.nbytes + tables.sin.nbytes + 16 * _SLACK, shared)
         sizes = [4 * math.prod(shape) + _SLACK for shape in (*shapes.values(), *whole.values(), (S,))]
         self._worked = Arena(sum(sizes), shared)
-        self._caches = Arena(2 * math.prod(cache) * c.head_dim * page * kv_type.itemsize + 2 * _SLACK, shared)
+        row = c.head_dim * kv_type.itemsize + (F32.itemsize if kv == "i8" else 0)  # a position in one head
+        self._caches = Arena(2 * math.prod(cache) * page * row + 4 * _SLACK, shared)
         self.inputs = StepInputs(limits, self.given.take)
         self.greedy = self._worked.take((S,), np.int32)
         self._named = {name: self._worked.take(shape, F32, page_aligned=True) for name, shape in shapes.items()}
@@ -62,6 +64,7 @@ class Buffers:
         self.logits = self._named["logits"]
         self._keys = self._caches.take((*cache, c.head_dim, page), kv_type)
         self._values = self._caches.take((*cache, page, c.head_dim), kv_type)
+        self._scales = [self._caches.take((*cache, page), F32) for _ in ("k", "v")] if kv == "i8" else []
         # One array per kind of axes, so that a step costs a handful of stores however many launches it has.
         most = StepShape(T, S, S, limits.context)
         self._tokens, self._rows, self._gather, self._rope, self._attention = (self._axes_of(n, most) for n in _AXES)
@@ -91,15 +94,12 @@ class Buffers:
             case CallKind.V:
                 return n["h"], self._weight(call, weights), *bias, n["qkv"][:, c.q_size + c.kv_size :]
             case CallKind.ROPE:
-                layer = call.layer or 0
                 norms = np.split(weights.vector(call.weights), len(call.weights)) if call.weights else []
                 given = n["qkv"], *norms, i.positions, i.slots, n["cos"], n["sin"]
-                return *given, n["q"], self._keys[layer], self._values[layer]
+                return *given, n["q"], *self._cache(call)
             case CallKind.ATTENTION:
-                layer = call.layer or 0
-                cache = self._keys[layer], self._values[layer]
                 sinks = (weights.vector(call.weights),) if call.weights else ()
-                return n["q"], *cache, i.block_table, i.query_start, i.context, *sinks, n["attn"]
+                return n["q"], *self._cache(call), i.block_table, i.query_start, i.context, *sinks, n["attn"]
             case CallKind.O:
                 return n["attn"], self._weight(call, weights), *bias, n["x"], n["x"]
             case CallKind.GATE_UP:
@@ -168,6 +168,10 @@ class Buffers:
 
     def scalars(self, call: Call) -> np.ndarray:
         return self._scalars["".join(get(call.problem.operator).scalar_names)]
+
+    def _cache(self, call: Call) -> tuple[np.ndarray, ...]:
+        """Keys and values of the call's layer, and their scales where they are integers."""
+        return tuple(part[call.layer or 0] for part in (self._keys, self._values, *self._scales))
 
     def _weight(self, call: Call, weights: Weights) -> np.ndarray:
         gate_up = call.kind in (CallKind.GATE_UP, CallKind.EXPERT_GATE_UP)

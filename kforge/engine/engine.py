@@ -43,7 +43,7 @@ class Engine:
     defaults), "tuned" (the registry's, the default where it has none), or a ``KernelSet``. With exact kernels logits do
     not depend on the batch, the chunking, the prefix cache, preemption or speculation, bit for bit; torch makes no
     such promise.
-    ``kv``: element type of the cache ("f32", "bf16", "f16"); ``act``: "a8" or "f32" activations of integer-quantised
+    ``kv``: element type of the cache (f32, bf16, f16, i8); ``act``: "a8" or "f32" activations of integer-quantised
     weights (None: a8). ``kv_tokens``: positions that the cache holds in all. ``rows``: panel height of packed weights
     (None: the kernel set's choice). ``text`` False: outputs carry ids only, no tokenizer is needed.
     ``weights``: packed weights to share with other engines on kernels for the same model. ``isolate``: kernels run in
@@ -89,8 +89,7 @@ class Engine:
                                  min(model.config.context_length, pages * PAGE_TOKENS))
         self.on_logits: LogitsObserver | None = None  # gets (sequence, position of the token to choose, f32[V] view)
         # Before even the list of pages is made: asked for too much, the system would kill some process, maybe another.
-        per_token = model.config.kv_bytes_per_token(4 if kv == "f32" else 2)
-        require_memory(model.config.name, 0, pages * PAGE_TOKENS * per_token)
+        require_memory(model.config.name, 0, pages * PAGE_TOKENS * model.config.kv_bytes_per_token(kv))
         self._blocks = BlockManager(pages, PAGE_TOKENS, prefix_cache)
         self._has_text = text
         self._sequences: dict[int, _InFlight] = {}

@@ -17,6 +17,7 @@ from kforge.engine.memory import require_memory
 from kforge.engine.runner import KernelUse, RunnerOptions
 from kforge.engine.steps import StepInputs, StepLimits, StepShape
 from kforge.engine.torch_attention import attend_with_sinks
+from kforge.engine.torch_cache import TYPES, TorchCache
 from kforge.engine.torch_experts import Routes, expert_products, gated, routes
 from kforge.models.config import RopeStyle, rope_tables
 from kforge.models.graph import Call, CallKind, StepOptions, step_calls
@@ -45,24 +46,23 @@ class TorchRunner:
 
     def __init__(self, model: Model, limits: StepLimits, options: RunnerOptions) -> None:
         kv, dtype = options.kv, options.torch_dtype
-        for name in (kv, dtype):
-            if name not in DTYPES:
-                raise KforgeError(f"Unknown element type '{name}': use one of {', '.join(DTYPES)}.")
+        for name, types in ((kv, TYPES), (dtype, DTYPES)):
+            if name not in types:
+                raise KforgeError(f"Unknown element type '{name}': use one of {', '.join(types)}.")
         self._config = c = model.config
-        self._dtype, self._kv_dtype = DTYPES[dtype], DTYPES[kv]
+        self._dtype = DTYPES[dtype]
         self._threads = options.threads
         self._calls = step_calls(model, StepOptions(kv=kv, page=limits.page_tokens))
         self._runs = [0] * len(self._calls)
         refs = {ref for call in self._calls for ref in (*call.weights, *call.biases)}
         weights = sum(int(np.prod(shape_of(c, ref.role))) for ref in refs) * self._dtype.itemsize
         slots = limits.pages * limits.page_tokens
-        require_memory(c.name, weights, slots * c.kv_bytes_per_token(self._kv_dtype.itemsize))
+        require_memory(c.name, weights, slots * c.kv_bytes_per_token(kv))
         self.inputs = StepInputs(limits, np.zeros)
         self.greedy = np.zeros(limits.max_sequences, np.int32)
         self.logits = np.zeros((limits.max_sequences, c.vocab), np.float32)
         cache = (c.layers, limits.pages, limits.page_tokens, c.kv_heads, c.head_dim)
-        self._keys = torch.zeros(cache, dtype=self._kv_dtype)
-        self._values = torch.zeros(cache, dtype=self._kv_dtype)
+        self._cache = TorchCache(cache, kv)
         tables = rope_tables(c, limits.context)
         self._cos, self._sin = torch.from_numpy(tables.cos), torch.from_numpy(tables.sin)
         self._loaded: dict[tuple[WeightRef, ...], torch.Tensor] = {}
@@ -194,8 +194,7 @@ class TorchRunner:
             a, b = turned.chunk(2, -1)
             turned = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
         step.h = turned[:, : c.heads].to(self._dtype)
-        self._keys[layer].flatten(0, 1)[slots] = turned[:, c.heads :].to(self._kv_dtype)
-        self._values[layer].flatten(0, 1)[slots] = heads[:, c.heads + c.kv_heads :].to(self._kv_dtype)
+        self._cache.write(layer, slots, turned[:, c.heads :], heads[:, c.heads + c.kv_heads :])
 
     def _attention(self, call: Call, step: _Step) -> torch.Tensor:
         """Each sequence alone over its pages; [T, Hq*D]."""
@@ -206,8 +205,7 @@ class TorchRunner:
         for i, table in enumerate(step.tables):
             context, count = int(self.inputs.context[i]), starts[i + 1] - starts[i]
             q = step.h[starts[i] : starts[i + 1]].transpose(0, 1)[None]
-            k = self._keys[layer][table].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
-            v = self._values[layer][table].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
+            k, v = self._cache.read(layer, table, context, self._dtype)
             seen = torch.ones(count, context, dtype=torch.bool).tril(context - count)
             if window:
                 seen = seen.triu(context - count - window + 1)

@@ -109,6 +109,7 @@ def test_a_tune_that_cannot_be_makes_no_run(
         ("--threads", "100000", "100000 threads"),
         ("--kv-tokens", "99999999999", "memory is free"),
         ("--act", "int3", "int3"),
+        ("--kv", "int3", "f32, i8"),
         ("--kernels", "best", "none, default or tuned"),
         ("--prompt", os.fsdecode(b"\xff\xfe"), "not valid UTF-8"),
         ("--prompt", "hello " * 3000, "takes at most 2047"),
