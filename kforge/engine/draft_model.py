@@ -133,8 +133,6 @@ class ModelDrafter:
     def _offered(self, follower: Follower, room: int) -> int:
         """Tokens that could be guessed: the last one of them need not be computed."""
         context = self._limits.context - len(follower.tokens) + 1
-        if follower.tokens[-1] in self._stop_ids and not follower.params.ignore_eos:
-            return 0
         return max(min(room, context, self.max_draft), 0) if follower.largest < self._known else 0
 
     def _guess(self, lengths: dict[int, int], followers: Sequence[Follower]) -> None:

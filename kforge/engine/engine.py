@@ -71,9 +71,7 @@ class Engine:
         if min(max_sequences, max_tokens_per_step, kv_tokens, prefill) < 1:
             raise KforgeError("max_sequences, max_tokens_per_step, max_prefill_tokens_per_step and kv_tokens must be "
                               "at least 1.")
-        asked = speculate
-        if asked is None or isinstance(asked, str):
-            asked = guessing(asked, draft_model)
+        asked = guessing(speculate, draft_model)
         if relaxed_sampling and asked is None:
             raise KforgeError("Relaxed sampling is a way to check guesses: say how to guess (speculate, --speculate).")
         if isinstance(asked, DraftModel):

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from kforge.models.model import Model
 
 
-def guessing(name: str | None, draft_model: Model | None = None) -> Speculation | DraftModel | None:
-    """None: no guesses. ``KforgeError`` for a way of guessing that there is not, or that lacks what it needs."""
-    if name not in (None, "ngram", "draft"):
+def guessing(name: str | Speculation | DraftModel | None,
+             draft_model: Model | None = None) -> Speculation | DraftModel | None:
+    """None: no guesses. What is no name is taken as it is. ``KforgeError`` for a way of guessing that there is not, or
+    that lacks what it needs."""
+    if isinstance(name, str) and name not in ("ngram", "draft"):
         raise KforgeError(f"There is no speculation '{name}': use ngram, or draft with a draft model, or leave it out.")
     if name == "draft" and draft_model is None:
         raise KforgeError("Guessing with a draft model needs one: name a smaller model with the same vocabulary "
@@ -24,4 +26,4 @@ def guessing(name: str | None, draft_model: Model | None = None) -> Speculation 
                           "(--speculate draft), or leave it out.")
     if draft_model is not None:
         return DraftModel(draft_model)
-    return Speculation() if name == "ngram" else None
+    return Speculation() if isinstance(name, str) else name

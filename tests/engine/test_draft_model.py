@@ -225,6 +225,7 @@ WORDS = tuple(f"w{i}" for i in range(CONFIG.vocab))
     ({"speculate": "draft"}, "needs one"),
     ({"draft_model": ToyModel()}, "not asked for guesses"),
     ({"speculate": "ngram", "draft_model": ToyModel()}, "not asked for guesses"),
+    ({"speculate": DraftModel(ToyModel()), "draft_model": ToyModel()}, "not asked for guesses"),
     ({"relaxed_sampling": True}, "say how to guess"),
 ])
 def test_options_that_do_not_go_together_are_one_sentence(toys, options, sentence):
