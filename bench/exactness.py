@@ -2,8 +2,9 @@
 
     python bench/exactness.py [--schedules 10000] [--seed 0] [--kernels default] [--json exactness.json]
 
-A small model with random weights (tests/engine/toy_model.py) on the engine's own kernels: a schedule takes some tens of
-milliseconds. Every schedule draws batch, chunking, pool, prefix cache, threads, priorities, drops and guessing
+Small models with random weights (tests/engine/toy_model.py), in turn one whose layers see all, one with a window in
+every second layer and one with windows alone, on the engine's own kernels: a schedule takes some tens of milliseconds.
+Every schedule draws batch, chunking, pool, prefix cache, threads, priorities, drops and guessing
 (tests/engine/schedules.py); engines are made anew every few hundred schedules. Ends with 1 if anything differed.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import random
 import sys
 import time
@@ -21,7 +23,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
 
-from schedules import Coverage, Lab, random_schedule
+from schedules import MODELS, Coverage, Lab, random_schedule
 
 from kforge.engine.kernel_set import named
 from kforge.targets.files import host
@@ -38,9 +40,9 @@ def main() -> None:
     given = parser.parse_args()
     console, rng, began = Console(), random.Random(given.seed), time.monotonic()
     kernels = named(given.kernels, host())
-    total, differing = Coverage(), []
+    total, differing, models = Coverage(), [], itertools.cycle(MODELS)
     while total.schedules < given.schedules:
-        lab = Lab(kernels, ENGINES, seed=rng.randrange(1 << 30))
+        lab = Lab(kernels, ENGINES, rng.randrange(1 << 30), next(models))
         for _ in range(min(PER_LAB, given.schedules - total.schedules)):
             schedule = random_schedule(rng, ENGINES)
             if wrong := lab.differing(schedule):

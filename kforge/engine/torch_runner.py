@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kforge.core.errors import KforgeError
+from kforge.engine.cache_groups import CacheLayout, first_page, page_bytes
 from kforge.engine.memory import require_memory
 from kforge.engine.runner import KernelUse, RunnerOptions
 from kforge.engine.steps import StepInputs, StepLimits, StepShape
@@ -34,7 +35,7 @@ class _Step:
     x: torch.Tensor  # residual stream [T, H]
     h: torch.Tensor  # what the next matrix reads
     parts: list[torch.Tensor]  # of a fused matrix that came as several
-    tables: list[torch.Tensor]  # pages of each sequence, i64
+    tables: list[list[torch.Tensor]]  # by group of layers: pages of each sequence, i64
     routes: Routes | None = None  # of a layer with experts
 
 
@@ -55,12 +56,13 @@ class TorchRunner:
         self._runs = [0] * len(self._calls)
         refs = {ref for call in self._calls for ref in (*call.weights, *call.biases)}
         weights = sum(int(np.prod(shape_of(c, ref.role))) for ref in refs) * self._dtype.itemsize
-        slots = limits.pages * limits.page_tokens
-        require_memory(c.name, weights, slots * c.kv_bytes_per_token(self._kv_dtype.itemsize))
+        page = page_bytes(c, limits.page_tokens, self._kv_dtype.itemsize)
+        require_memory(c.name, weights, limits.pages * page)
         self.inputs = StepInputs(limits, np.zeros)
         self.greedy = np.zeros(limits.max_sequences, np.int32)
         self.logits = np.zeros((limits.max_sequences, c.vocab), np.float32)
-        cache = (c.layers, limits.pages, limits.page_tokens, c.kv_heads, c.head_dim)
+        self._layout = CacheLayout.of(c)
+        cache = (self._layout.depth, limits.pages, limits.page_tokens, c.kv_heads, c.head_dim)
         self._keys = torch.zeros(cache, dtype=self._kv_dtype)
         self._values = torch.zeros(cache, dtype=self._kv_dtype)
         tables = rope_tables(c, limits.context)
@@ -86,7 +88,8 @@ class TorchRunner:
             torch.set_num_threads(self._threads)
         page = self.inputs.limits.page_tokens
         contexts = self.inputs.context[: shape.sequences].tolist()
-        tables = [torch.from_numpy(self.inputs.block_table[i, : -(-c // page)]).long() for i, c in enumerate(contexts)]
+        tables = [[torch.from_numpy(group.block_table[i, : -(-c // page)]).long() for i, c in enumerate(contexts)]
+                  for group in self.inputs.groups]
         nothing = torch.empty(0)
         step = _Step(shape, nothing, nothing, [], tables)
         for i, call in enumerate(self._calls):
@@ -179,7 +182,7 @@ class TorchRunner:
         """Turns q and k, writes k and v into the cache; leaves q [T, Hq, D] in ``h``."""
         c, tokens, layer = self._config, step.shape.tokens, call.layer or 0
         positions = torch.from_numpy(self.inputs.positions[:tokens]).long()
-        slots = torch.from_numpy(self.inputs.slots[:tokens]).long()
+        slots = torch.from_numpy(self.inputs.groups[self._layout.groups[layer]].slots[:tokens]).long()
         heads = qkv.view(tokens, c.heads + 2 * c.kv_heads, c.head_dim)
         turned = heads[:, : c.heads + c.kv_heads].float()
         if call.weights:
@@ -194,20 +197,24 @@ class TorchRunner:
             a, b = turned.chunk(2, -1)
             turned = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
         step.h = turned[:, : c.heads].to(self._dtype)
-        self._keys[layer].flatten(0, 1)[slots] = turned[:, c.heads :].to(self._kv_dtype)
-        self._values[layer].flatten(0, 1)[slots] = heads[:, c.heads + c.kv_heads :].to(self._kv_dtype)
+        place = self._layout.places[layer]
+        self._keys[place].flatten(0, 1)[slots] = turned[:, c.heads :].to(self._kv_dtype)
+        self._values[place].flatten(0, 1)[slots] = heads[:, c.heads + c.kv_heads :].to(self._kv_dtype)
 
     def _attention(self, call: Call, step: _Step) -> torch.Tensor:
-        """Each sequence alone over its pages; [T, Hq*D]."""
+        """Each sequence alone over the pages that its queries see; [T, Hq*D]."""
         layer = call.layer or 0
+        place, page = self._layout.places[layer], self.inputs.limits.page_tokens
         window, sinks = self._config.window(layer), self._loaded[call.weights] if call.weights else None
         starts = self.inputs.query_start[: step.shape.sequences + 1].tolist()
         outs = []
-        for i, table in enumerate(step.tables):
+        for i, table in enumerate(step.tables[self._layout.groups[layer]]):
             context, count = int(self.inputs.context[i]), starts[i + 1] - starts[i]
+            first = first_page(window, context - count, page)
+            pages, context = table[first:], context - first * page
             q = step.h[starts[i] : starts[i + 1]].transpose(0, 1)[None]
-            k = self._keys[layer][table].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
-            v = self._values[layer][table].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
+            k = self._keys[place][pages].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
+            v = self._values[place][pages].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
             seen = torch.ones(count, context, dtype=torch.bool).tril(context - count)
             if window:
                 seen = seen.triu(context - count - window + 1)

@@ -1,4 +1,4 @@
-"""Random schedules of requests on a small model, held against what each request gets alone, to the bit.
+"""Random schedules of requests on small models, held against what each request gets alone, to the bit.
 
 A schedule says which requests come when, which are dropped, on which engine (batch, chunking, pool, cache, threads) and
 how tokens are guessed. Whatever it is, every request must get the tokens, logits and log probabilities that it gets
@@ -22,6 +22,9 @@ from kforge.engine.kernel_set import KernelSet
 from kforge.engine.request import Output, SamplingParams
 from kforge.engine.weights import Weights
 
+# One table for all layers; one for each kind of layer, as GPT-OSS has it; windows alone. They end inside a page.
+MODELS = (ToyModel(), ToyModel(replace(CONFIG, windows=(40, 0), sinks=True)),
+          ToyModel(replace(CONFIG, windows=(40,), sinks=True)))
 BANK = 40  # different requests
 STEPS = 30  # in which requests of a schedule come
 
@@ -119,9 +122,9 @@ class Lab:
     An engine keeps its prefix cache from schedule to schedule.
     """
 
-    def __init__(self, kernels: KernelSet, engines: int, seed: int = 0) -> None:
+    def __init__(self, kernels: KernelSet, engines: int, seed: int = 0, model: ToyModel = MODELS[0]) -> None:
         rng = random.Random(seed)
-        self._model, self._kernels = ToyModel(), kernels
+        self._model, self._kernels = model, kernels
         self._weights = Weights(self._model)
         self._shapes = [random_shape(rng, n) for n in range(engines)]
         self._engines: dict[int, Engine] = {}
