@@ -55,7 +55,7 @@ class StepInputs:
         self.limits = limits
         self.ids = allocate((limits.max_tokens,), INT32)
         self.positions = allocate((limits.max_tokens,), INT32)
-        self.groups = tuple(GroupInputs(limits, allocate) for _ in range(limits.groups))
+        self.groups = tuple(GroupInputs(number, limits, allocate) for number in range(limits.groups))
         self.query_start = allocate((limits.max_sequences + 1,), INT32)
         self.context = allocate((limits.max_sequences,), INT32)
         self.index = allocate((limits.max_sequences,), INT32)
@@ -63,19 +63,14 @@ class StepInputs:
 
     def fill(self, batch: list[Scheduled]) -> StepShape:
         """Writes one step's inputs. The single-token branch is the decode path: scalar stores, no temporary arrays."""
-        page = self.limits.page_tokens
         token = rows = longest = 0
         for at, item in enumerate(batch):
-            sequence, start = item.sequence, item.start
-            for group, table in zip(self.groups, sequence.tables, strict=True):
-                group.copy_table(at, sequence, table)
+            start = item.start
             if item.count == 1:
-                self.ids[token] = sequence.tokens[start]
+                self.ids[token] = item.sequence.tokens[start]
                 self.positions[token] = start
-                for group, table in zip(self.groups, sequence.tables, strict=True):
-                    group.slots[token] = table.pages[start // page] * page + start % page
             else:
-                self._fill_chunk(token, at, item)
+                self._fill_chunk(token, item)
             token += item.count
             self.query_start[at + 1] = token
             context = start + item.count
@@ -86,40 +81,57 @@ class StepInputs:
             elif item.rows:
                 self.index[rows : rows + item.rows] = self._counting[token - item.rows : token]
             rows += item.rows
+        for group in self.groups:
+            group.fill(batch, self._counting)
         return StepShape(token, len(batch), rows, longest)
 
-    def _fill_chunk(self, token: int, at: int, item: Scheduled) -> None:
-        page, stop, end = self.limits.page_tokens, token + item.count, item.start + item.count
-        positions = self._counting[item.start : end]
+    def _fill_chunk(self, token: int, item: Scheduled) -> None:
+        stop, end = token + item.count, item.start + item.count
         drafted = len(item.drafts)
         self.ids[token : stop - drafted] = item.sequence.tokens[item.start : end - drafted]
         if drafted:
             self.ids[stop - drafted : stop] = item.drafts
-        self.positions[token:stop] = positions
-        for group in self.groups:
-            group.slots[token:stop] = group.block_table[at][positions // page] * page + positions % page
+        self.positions[token:stop] = self._counting[item.start : end]
 
 
 class GroupInputs:
     """Where a group of layers finds keys and values: slots i32[max_tokens], block_table i32[max_sequences,
     table_width]."""
 
-    def __init__(self, limits: StepLimits, allocate: Allocate) -> None:
+    def __init__(self, number: int, limits: StepLimits, allocate: Allocate) -> None:
+        self.number = number
         self.slots = allocate((limits.max_tokens,), INT32)
         self.block_table = allocate((limits.max_sequences, limits.table_width), INT32)
+        self._page = limits.page_tokens
         self._rows = [_TableRow() for _ in range(limits.max_sequences)]
 
-    def copy_table(self, at: int, sequence: Sequence, table: BlockTable) -> None:
+    def fill(self, batch: list[Scheduled], counting: np.ndarray) -> None:
+        """Writes a step's tables and slots; ``counting``: i32 0, 1, 2, ... up to the longest context."""
+        page, token = self._page, 0
+        for at, item in enumerate(batch):
+            sequence, start = item.sequence, item.start
+            table = sequence.tables[self.number]
+            row = self._rows[at]
+            if (row.sequence != sequence.id or row.version != sequence.table_version
+                    or row.length != len(table.pages) or row.first != table.first):
+                self._copy_table(at, row, sequence, table)
+            if item.count == 1:
+                self.slots[token] = table.pages[start // page] * page + start % page
+                token += 1
+            else:
+                positions = counting[start : start + item.count]
+                slots = self.block_table[at][positions // page] * page + positions % page
+                self.slots[token : token + item.count] = slots
+                token += item.count
+
+    def _copy_table(self, at: int, row: _TableRow, sequence: Sequence, table: BlockTable) -> None:
         """Brings row ``at`` up to date: for the same owner only the tail is new, and what is gone at the front."""
-        row, length = self._rows[at], len(table.pages)
         if row.sequence != sequence.id or row.version != sequence.table_version:
             row.sequence, row.version, row.length, row.first = sequence.id, sequence.table_version, 0, 0
-        if row.length != length:
-            self.block_table[at, row.length : length] = table.pages[row.length :]
-            row.length = length
-        if row.first != table.first:
-            self.block_table[at, row.first : table.first] = GONE
-            row.first = table.first
+        length = len(table.pages)
+        self.block_table[at, row.length : length] = table.pages[row.length :]
+        self.block_table[at, row.first : table.first] = GONE
+        row.length, row.first = length, table.first
 
 
 @dataclass(slots=True)
