@@ -43,7 +43,7 @@ def main() -> None:
     total, differing, models = Coverage(), [], itertools.cycle(MODELS)
     while total.schedules < given.schedules:
         lab = Lab(kernels, ENGINES, rng.randrange(1 << 30), next(models))
-        for _ in range(min(PER_LAB, given.schedules - total.schedules)):
+        for _ in range(min(PER_LAB, -(-given.schedules // len(MODELS)), given.schedules - total.schedules)):
             schedule = random_schedule(rng, ENGINES)
             if wrong := lab.differing(schedule):
                 differing.append(schedule)

@@ -55,12 +55,13 @@ def said(engine: Engine, prompts: list[list[int]], poisoned: bool = False, param
 @pytest.mark.parametrize("model", [GPT_OSS, WINDOWED], ids=["both kinds of layers", "windows alone"])
 def test_no_kernel_reads_a_page_that_was_given_back(kernels, model):
     """Chunks that begin anywhere, decoding, preemption; a NaN that anybody reads spreads to the logits."""
-    prompts = [text(length, length) for length in (1, 63, 200, 290)]
-    options = {"kv_tokens": 512, "max_tokens_per_step": 90, "text": False, "prefix_cache": False, "threads": 2}
-    engine = Engine(model, kernels, max_sequences=4, **options)
+    prompts = [text(length, length) for length in (60, 61, 62, 63, 290)]
+    engine = Engine(model, kernels, max_sequences=8, kv_tokens=384, max_tokens_per_step=90, text=False,
+                    prefix_cache=False, threads=2)
     for wanted, got in zip(said(engine, prompts), said(engine, prompts, poisoned=True), strict=True):
         np.testing.assert_array_equal(np.stack(got), np.stack(wanted))
         assert np.isfinite(got).all()
+    assert engine.stats.preemptions > 0
     engine.close()
 
 
