@@ -56,7 +56,7 @@ def main() -> None:
                   f"{len(differing)} schedules differ from what their requests get alone")
     console.print(f"in them: {total.dropped} requests dropped, {total.preemptions} preemptions, "
                   f"{total.prefix_hit_tokens} prompt tokens found in the prefix cache, {total.drafted} tokens drafted, "
-                  f"{total.accepted} accepted")
+                  f"{total.accepted} accepted, {total.draft_passes} passes of draft models")
     write_json(given.json, f"python bench/exactness.py --schedules {given.schedules} --seed {given.seed}",
                {"seconds": seconds, "differing": len(differing), **dataclasses.asdict(total)})
     sys.exit(bool(differing))

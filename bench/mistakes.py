@@ -16,6 +16,7 @@ from kforge.core.dtypes import DType, WeightFormat
 from kforge.core.workload import Problem, Workload
 from kforge.operators import Operator, get, layouts
 from kforge.operators.experts import Grouping, grouped
+from kforge.operators.kv_cache import KvProblem
 from kforge.operators.numerics import narrow, quantize_a8, widen
 
 Arrays = Mapping[str, np.ndarray]
@@ -146,11 +147,11 @@ def _attention(exp: Callable[[np.ndarray], np.ndarray], p_type: Callable[[np.nda
 
     def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
         p = w.problem
-        heads, kv_heads, d, dtype = p.int("Hq"), p.int("Hkv"), p.int("D"), DType(p.str("kv"))
+        heads, kv_heads, d = p.int("Hq"), p.int("Hkv"), p.int("D")
         window = p.int("window") + longer
         sinks = given.get("sinks", np.empty(0, F)).reshape(kv_heads, heads // kv_heads, p.int("sinks"))
         nothing = np.zeros((p.int("sinks"), d), F)
-        k_cache, v_cache = (widen(given[n], dtype).astype(F) for n in ("k_cache", "v_cache"))
+        k_cache, v_cache = (part.astype(F) for part in KvProblem.of(p).widened(given))
         q = given["q"].reshape(-1, kv_heads, heads // kv_heads, d)
         out = np.empty_like(q)
         for s, length in enumerate(given["context"]):
@@ -230,6 +231,20 @@ def _window_and_sinks(t: int, s: int) -> Subject:
              "NaN among sinks ignored": altered("sinks", lambda x: np.where(np.isnan(x), -F(np.inf), x)),
              "sinks right below 20": altered("sinks", lambda x: np.minimum(x, F(20))),
              "one position dropped": _position("dropped"), "weights in bf16": _attention(np.exp, to_bf16)}
+    work = Workload.of(problem, T=t, S=s, B=16, pages=16 * s, max_context=512)
+    return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
+
+
+def _scaled(t: int, s: int) -> Subject:
+    problem = Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=32, kv="i8")
+    wrong = {f"scale of {part} {what}": altered(f"{part}_scale", change) for part in "kv" for what, change in (
+        ("off by 1e-3", lambda x: x * F(1.001)), ("of the next position", lambda x: np.roll(x, 1, axis=2)),
+        ("of the next head", lambda x: np.roll(x, 1, axis=1)), ("ignored", np.ones_like),
+        ("in bf16", to_bf16))}
+    wrong |= {"scales exchanged": on(lambda w, given, rng: {"k_scale": given["v_scale"], "v_scale": given["k_scale"]}),
+              "unsigned": altered("k_cache", lambda x: x & np.int8(127)), "one position dropped": _position("dropped"),
+              "newest position missing": on(_shorter), "weights in bf16": _attention(np.exp, to_bf16),
+              "exp off by 1e-3": _attention(_fast_exp)}
     work = Workload.of(problem, T=t, S=s, B=16, pages=16 * s, max_context=512)
     return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
 
@@ -419,6 +434,8 @@ def subjects() -> dict[str, Subject]:
         "paged_attention, prefill": _paged_attention(16, 2),
         "paged_attention, window and sinks, decode": _window_and_sinks(1, 1),
         "paged_attention, window and sinks, prefill": _window_and_sinks(16, 2),
+        "paged_attention, i8, decode": _scaled(1, 1),
+        "paged_attention, i8, prefill": _scaled(16, 2),
         "rms_norm": Subject(
             Workload.of(Problem.of("rms_norm", H=2048, residual=0), T=8),
             {"specification": specified, "one sum": _rms()},

@@ -27,6 +27,7 @@ from kforge.operators import get
 from kforge.operators.base import Role
 from kforge.operators.experts import grouped
 from kforge.operators.kv_cache import KvProblem
+from kforge.operators.kv_quantised import quantised
 from kforge.operators.numerics import narrow
 
 from .reference import LayerTrace, Trace
@@ -89,7 +90,7 @@ class OperatorCheck:
         workload = Workload.of(call.problem, **self._buffers.dynamic(call, self._shape))
         specs, arrays = operator.tensors(workload), self._buffers.tensors(call, self._weights)
         views = {s.name: a[tuple(slice(n) for n in s.shape)] for s, a in zip(specs, arrays, strict=True)}
-        for name in (s.name for s in specs if s.name.endswith("_cache")):
+        for name in (s.name for s in specs if s.name.endswith(("_cache", "_scale"))):
             views[name][...] = 0
         fed = self._feed(call, trace, views)
         for name, values in fed.inputs.items():
@@ -140,8 +141,7 @@ class OperatorCheck:
                 layer = trace.layers[call.layer or 0]
                 p = KvProblem.of(call.problem)
                 caches = self._caches(call, layer.k, layer.v, views)
-                return _Fed({"q": layer.q, **{n: narrow(a.astype(np.float32), p.dtype) for n, a in caches.items()}},
-                            {"out": layer.attention})
+                return _Fed({"q": layer.q, **_stored(p, caches)}, {"out": layer.attention})
             case CallKind.GATHER:
                 return _Fed({"x": last}, {"out": last.astype(np.float32)})
             case CallKind.FINAL_NORM:
@@ -160,6 +160,15 @@ class OperatorCheck:
         keys[page, :, :, offset] = k.reshape(-1, p.kv_heads, p.d)
         values[page, :, offset] = v.reshape(-1, p.kv_heads, p.d)
         return {"k_cache": keys, "v_cache": values}
+
+
+def _stored(p: KvProblem, caches: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """float64 caches as the engine has them."""
+    if not p.scaled:
+        return {name: narrow(values.astype(np.float32), p.dtype) for name, values in caches.items()}
+    (k, k_scale), (v, v_scale) = (quantised(caches[n].astype(np.float32), axis) for n, axis in (("k_cache", 2),
+                                                                                             ("v_cache", 3)))
+    return {"k_cache": k, "v_cache": v, "k_scale": k_scale, "v_scale": v_scale}
 
 
 def _feed_experts(call: Call, layer: LayerTrace) -> _Fed:

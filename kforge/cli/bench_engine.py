@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kforge.cli.generate import Act, Isolate, KvTokens, ModelArgument, Threads, open_model, usable_kernels
+from kforge.cli.generate import Act, Isolate, Kv, KvTokens, ModelArgument, Threads, open_model, usable_kernels
 from kforge.cli.numbers import numbers
-from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV_TOKENS, STEP_TOKENS
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_KV_TOKENS, STEP_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import Tier
 
@@ -34,6 +34,7 @@ def engine(
     repeats: Annotated[int, typer.Option(min=1, help="Counted rounds.")] = 7,
     threads: Threads = None,
     kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
+    kv: Kv = DEFAULT_KV,
     act: Act = DEFAULT_ACT,
     isolate: Isolate = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
@@ -57,12 +58,13 @@ def engine(
         raise KforgeError("Nothing to measure: give --batch or --prefill.")
     names = list(dict.fromkeys(usable_kernels(name.strip()) for name in kernels.split(",")))
     packed = Weights(opened) if set(names) != {"none"} else None
-    engines = {name: Engine(opened, name, threads=threads, kv_tokens=kv_tokens, act=act, torch_dtype=torch_dtype,
+    engines = {name: Engine(opened, name, threads=threads, kv_tokens=kv_tokens, kv=kv, act=act, torch_dtype=torch_dtype,
                             text=False, weights=packed, isolate=isolate) for name in names}
     target = load_target("host")
     with BandwidthProbe(threads or target.cores) as probe:
         comparison = compare(engines, settings, repeats, lambda: probe.measure(0.1).value, _progress)
     document = _document(opened.config.name, engines, comparison, act, torch_dtype)
+    document["kv"] = kv
     document["machine"] = {**dataclasses.asdict(machine_facts()), "threads": threads or target.cores}
     if json_file is not None:
         json_file.write_text(json.dumps(document, indent=1) + "\n")

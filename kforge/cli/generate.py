@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV_TOKENS
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_KV_TOKENS
 from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ TopP = Annotated[float, typer.Option(help="Keep the fewest tokens whose mass rea
 MinP = Annotated[float, typer.Option(help="Keep tokens at least this probable relative to the best; 0: all.")]
 Seed = Annotated[int, typer.Option(help="Noise of this request; the same seed gives the same text in any batch.")]
 KvTokens = Annotated[int, typer.Option(min=1, help="Positions that the KV cache holds; windowed layers need fewer.")]
+Kv = Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8 (half the memory of f16).")]
 Act = Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")]
 Isolate = Annotated[
     bool | None,
@@ -47,6 +48,7 @@ def generate(
     kernels: Kernels = "tuned",
     threads: Threads = None,
     kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
+    kv: Kv = DEFAULT_KV,
     act: Act = DEFAULT_ACT,
     isolate: Isolate = None,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print as tokens come.")] = True,
@@ -57,7 +59,7 @@ def generate(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ()))
-    engine = open_engine(model, kernels, threads, kv_tokens, act, isolate)
+    engine = open_engine(model, kernels, threads, kv_tokens, act, isolate, kv)
     tokenizer = engine.model.tokenizer
     ids = tokenizer.encode_chat([Message("user", text)]) if chat_template else tokenizer.encode(text)
     if as_json:
@@ -88,6 +90,7 @@ def chat(
     kernels: Kernels = "tuned",
     threads: Threads = None,
     kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
+    kv: Kv = DEFAULT_KV,
     act: Act = DEFAULT_ACT,
     isolate: Isolate = None,
 ) -> None:
@@ -95,7 +98,7 @@ def chat(
     from kforge.models.chat import Message
 
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, ())
-    engine = open_engine(model, kernels, threads, kv_tokens, act, isolate)
+    engine = open_engine(model, kernels, threads, kv_tokens, act, isolate, kv)
     messages = [Message("system", system)] if system else []
     while True:
         try:
@@ -116,12 +119,12 @@ def chat(
 
 
 def open_engine(model: str, kernels: str, threads: int | None, kv_tokens: int, act: str,
-                isolate: bool | None = None) -> Engine:
+                isolate: bool | None = None, kv: str = DEFAULT_KV) -> Engine:
     """The engine for a model named on the command line. Without a compiler it says so once and runs on torch."""
     from kforge.engine.engine import Engine
 
     return Engine(open_model(model), usable_kernels(kernels), threads=threads, kv_tokens=kv_tokens, act=act,
-                  isolate=isolate)
+                  isolate=isolate, kv=kv)
 
 
 def open_model(name: str) -> Model:

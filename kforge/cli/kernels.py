@@ -130,7 +130,7 @@ def promote(
     prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk; 0: none.")] = 512,
     threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 0,
     act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = DEFAULT_ACT,
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = DEFAULT_KV,
+    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8.")] = DEFAULT_KV,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:

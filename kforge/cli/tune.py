@@ -53,7 +53,7 @@ def tune(
     prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk.")] = PREFILL,
     threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 0,
     act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = DEFAULT_ACT,
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = DEFAULT_KV,
+    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8.")] = DEFAULT_KV,
     resume: Annotated[str, typer.Option(help="Go on with this run (its id or folder).")] = "",
     agent: Annotated[
         str,

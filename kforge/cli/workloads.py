@@ -10,7 +10,6 @@ import typer
 
 from kforge.cli.numbers import numbers
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
-from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
     from kforge.models.workloads import PricedRow
@@ -25,7 +24,7 @@ def workloads(
     batch: Annotated[str, typer.Option(help="Batch sizes of decode steps, with commas.")] = "1,8",
     context: Annotated[str, typer.Option(help="Context lengths of decode steps, with commas.")] = "512",
     prefill: Annotated[int, typer.Option(help="Tokens of the prefill chunk; 0 for none.")] = 512,
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16 or f32.")] = DEFAULT_KV,
+    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8.")] = DEFAULT_KV,
     act: Annotated[str, typer.Option(help="Activations of quantised weights: a8 or f32.")] = DEFAULT_ACT,
     target: Annotated[str, typer.Option(help="Target name, or a TOML file.")] = "host",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -37,8 +36,6 @@ def workloads(
     from kforge.models.workloads import workloads as rows_of
     from kforge.targets.files import load_target
 
-    if act not in ("a8", "f32") or kv not in ("bf16", "f16", "f32"):
-        raise KforgeError("--act is a8 or f32, --kv is bf16, f16 or f32.")
     rows = rows_of(load(model), numbers("--batch", batch), numbers("--context", context), prefill,
                    StepOptions(kv=kv, act=act))
     table = priced(rows, load_target(target))

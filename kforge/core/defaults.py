@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kforge.core.errors import KforgeError
 
-KV_TYPES = ("f16", "bf16", "f32")
+KV_TYPES = ("f16", "bf16", "f32", "i8")
 ACTS = ("a8", "f32")
 
 DEFAULT_ROWS = 32  # panel height of packed weights where nothing was tuned

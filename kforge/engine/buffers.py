@@ -17,7 +17,8 @@ from kforge.native import Arena
 from kforge.operators import get
 from kforge.operators.layouts import panel_layout
 
-KV_TYPES: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16)}
+KV_TYPES: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16), "f16": np.dtype(np.float16),
+                                "i8": np.dtype(np.int8)}
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 _SLACK = 4096  # alignment of each array
 
@@ -55,7 +56,8 @@ class Buffers:
         self.given = Arena(integers + tables.cos.nbytes + tables.sin.nbytes + (16 + 2 * limits.groups) * _SLACK, shared)
         sizes = [4 * math.prod(shape) + _SLACK for shape in (*shapes.values(), *whole.values(), (S,))]
         self._worked = Arena(sum(sizes), shared)
-        self._caches = Arena(2 * math.prod(cache) * c.head_dim * page * kv_type.itemsize + 2 * _SLACK, shared)
+        row = c.head_dim * kv_type.itemsize + (F32.itemsize if kv == "i8" else 0)  # a position in one head
+        self._caches = Arena(2 * math.prod(cache) * page * row + 4 * _SLACK, shared)
         self.inputs = StepInputs(limits, self.given.take)
         self.greedy = self._worked.take((S,), np.int32)
         self._named = {name: self._worked.take(shape, F32, page_aligned=True) for name, shape in shapes.items()}
@@ -64,6 +66,7 @@ class Buffers:
         self.logits = self._named["logits"]
         self._keys = self._caches.take((*cache, c.head_dim, page), kv_type)
         self._values = self._caches.take((*cache, page, c.head_dim), kv_type)
+        self._scales = [self._caches.take((*cache, page), F32) for _ in ("k", "v")] if kv == "i8" else []
         # One array per kind of axes, so that a step costs a handful of stores however many launches it has.
         most = StepShape(T, S, S, limits.context)
         self._tokens, self._rows, self._gather, self._rope, self._attention = (self._axes_of(n, most) for n in _AXES)
@@ -172,10 +175,11 @@ class Buffers:
     def _group(self, call: Call) -> GroupInputs:
         return self.inputs.groups[self._layout.groups[call.layer or 0]]
 
-    def _cache(self, call: Call) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of the call's layer in every page; pages of other groups hold those of other layers there."""
+    def _cache(self, call: Call) -> tuple[np.ndarray, ...]:
+        """Keys and values of the call's layer in every page, and their scales where they are integers; pages of other
+        groups hold other layers there."""
         place = self._layout.places[call.layer or 0]
-        return self._keys[place], self._values[place]
+        return tuple(part[place] for part in (self._keys, self._values, *self._scales))
 
     def _weight(self, call: Call, weights: Weights) -> np.ndarray:
         gate_up = call.kind in (CallKind.GATE_UP, CallKind.EXPERT_GATE_UP)

@@ -76,6 +76,6 @@ def first_page(window: int, position: int, page_tokens: int) -> int:
     return max(position - window + 1, 0) // page_tokens if window else 0
 
 
-def page_bytes(config: ModelConfig, page_tokens: int, element_bytes: int) -> int:
-    """Bytes of one page, keys and values."""
-    return 2 * CacheLayout.of(config).depth * config.kv_size * page_tokens * element_bytes
+def page_bytes(config: ModelConfig, page_tokens: int, kv: str) -> int:
+    """Bytes of one page; ``kv``: element type."""
+    return page_tokens * CacheLayout.of(config).depth * config.kv_bytes_per_token(kv) // config.layers

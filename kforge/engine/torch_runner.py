@@ -18,6 +18,7 @@ from kforge.engine.memory import require_memory
 from kforge.engine.runner import KernelUse, RunnerOptions
 from kforge.engine.steps import StepInputs, StepLimits, StepShape
 from kforge.engine.torch_attention import attend_with_sinks
+from kforge.engine.torch_cache import TYPES, TorchCache
 from kforge.engine.torch_experts import Routes, expert_products, gated, routes
 from kforge.models.config import RopeStyle, rope_tables
 from kforge.models.graph import Call, CallKind, StepOptions, step_calls
@@ -46,25 +47,22 @@ class TorchRunner:
 
     def __init__(self, model: Model, limits: StepLimits, options: RunnerOptions) -> None:
         kv, dtype = options.kv, options.torch_dtype
-        for name in (kv, dtype):
-            if name not in DTYPES:
-                raise KforgeError(f"Unknown element type '{name}': use one of {', '.join(DTYPES)}.")
+        for name, types in ((kv, TYPES), (dtype, DTYPES)):
+            if name not in types:
+                raise KforgeError(f"Unknown element type '{name}': use one of {', '.join(types)}.")
         self._config = c = model.config
-        self._dtype, self._kv_dtype = DTYPES[dtype], DTYPES[kv]
+        self._dtype = DTYPES[dtype]
         self._threads = options.threads
         self._calls = step_calls(model, StepOptions(kv=kv, page=limits.page_tokens))
         self._runs = [0] * len(self._calls)
         refs = {ref for call in self._calls for ref in (*call.weights, *call.biases)}
         weights = sum(int(np.prod(shape_of(c, ref.role))) for ref in refs) * self._dtype.itemsize
-        page = page_bytes(c, limits.page_tokens, self._kv_dtype.itemsize)
-        require_memory(c.name, weights, limits.pages * page)
+        require_memory(c.name, weights, limits.pages * page_bytes(c, limits.page_tokens, kv))
         self.inputs = StepInputs(limits, np.zeros)
         self.greedy = np.zeros(limits.max_sequences, np.int32)
         self.logits = np.zeros((limits.max_sequences, c.vocab), np.float32)
         self._layout = CacheLayout.of(c)
-        cache = (self._layout.depth, limits.pages, limits.page_tokens, c.kv_heads, c.head_dim)
-        self._keys = torch.zeros(cache, dtype=self._kv_dtype)
-        self._values = torch.zeros(cache, dtype=self._kv_dtype)
+        self._cache = TorchCache((self._layout.depth, limits.pages, limits.page_tokens, c.kv_heads, c.head_dim), kv)
         tables = rope_tables(c, limits.context)
         self._cos, self._sin = torch.from_numpy(tables.cos), torch.from_numpy(tables.sin)
         self._loaded: dict[tuple[WeightRef, ...], torch.Tensor] = {}
@@ -197,9 +195,8 @@ class TorchRunner:
             a, b = turned.chunk(2, -1)
             turned = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
         step.h = turned[:, : c.heads].to(self._dtype)
-        place = self._layout.places[layer]
-        self._keys[place].flatten(0, 1)[slots] = turned[:, c.heads :].to(self._kv_dtype)
-        self._values[place].flatten(0, 1)[slots] = heads[:, c.heads + c.kv_heads :].to(self._kv_dtype)
+        keys, values = turned[:, c.heads :], heads[:, c.heads + c.kv_heads :]
+        self._cache.write(self._layout.places[layer], slots, keys, values)
 
     def _attention(self, call: Call, step: _Step) -> torch.Tensor:
         """Each sequence alone over the pages that its queries see; [T, Hq*D]."""
@@ -213,8 +210,7 @@ class TorchRunner:
             first = first_page(window, context - count, page)
             pages, context = table[first:], context - first * page
             q = step.h[starts[i] : starts[i + 1]].transpose(0, 1)[None]
-            k = self._keys[place][pages].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
-            v = self._values[place][pages].flatten(0, 1)[:context].to(self._dtype).transpose(0, 1)[None]
+            k, v = self._cache.read(place, pages, context, self._dtype)
             seen = torch.ones(count, context, dtype=torch.bool).tril(context - count)
             if window:
                 seen = seen.triu(context - count - window + 1)

@@ -34,8 +34,8 @@ _DRAWN_STEPS = 100
 _LEAST_SHIFTS = 1 << 16
 NUMBERS = (DType.F32, DType.F16, DType.BF16)
 GAP_LINES = 8  # at most, and at least one, of 64 bytes between rows of a slot
-_FREE_BITS = {DType.U8: np.uint8(0xFF), DType.F32: np.uint32(0x807FFFFF), DType.F16: np.uint16(0x83FF),
-              DType.BF16: np.uint16(0x807F)}  # sign and mantissa
+_FREE_BITS = {DType.U8: np.uint8(0xFF), DType.I8: np.uint8(0xFF), DType.F32: np.uint32(0x807FFFFF),
+              DType.F16: np.uint16(0x83FF), DType.BF16: np.uint16(0x807F)}  # of floats sign and mantissa
 DRAWS = 2  # of a workload's inputs, for timed calls to alternate between
 
 

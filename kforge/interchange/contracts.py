@@ -77,6 +77,8 @@ _EXTENTS: dict[str, dict[str, tuple[str, ...]]] = {
         "q": ("T", "q_width"),
         "k_cache": ("pages", "Hkv", "D", "P"),
         "v_cache": ("pages", "Hkv", "P", "D"),
+        "k_scale": ("pages", "Hkv", "P"),
+        "v_scale": ("pages", "Hkv", "P"),
         "block_table": ("S", "B"),
         "query_start": ("starts",),
         "context": ("S",),
@@ -92,6 +94,8 @@ _EXTENTS: dict[str, dict[str, tuple[str, ...]]] = {
         "q_out": ("T", "q_width"),
         "k_cache": ("pages", "Hkv", "D", "P"),
         "v_cache": ("pages", "Hkv", "P", "D"),
+        "k_scale": ("pages", "Hkv", "P"),
+        "v_scale": ("pages", "Hkv", "P"),
     },
 }
 _EXTENTS["qk_norm_rope_kv_write"] = _EXTENTS["rope_kv_write"] | {"q_norm": ("D",), "k_norm": ("D",)}
@@ -226,6 +230,8 @@ def _reference(problem: Problem) -> str:
     leave out; without one, a call of kforge's own reference."""
     more = get(problem.operator).usual
     name = "_".join([problem.operator, *more]) if more.keys() & dict(problem.static).keys() else problem.operator
+    if dict(problem.static).get("kv") == DType.I8:
+        name += "_i8"
     file = Path(__file__).parent / "references" / f"{name}.py"
     said = f'"""{problem.key}, computed in float64."""\n\n'
     if file.is_file():

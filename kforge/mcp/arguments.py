@@ -121,7 +121,7 @@ Batches = Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(max_length=
 Contexts = Annotated[list[Annotated[int, Field(ge=1, le=131072)]], Field(max_length=4)]
 Prefill = Annotated[int, Field(ge=0, le=8192, description="Tokens of a prefill chunk; 0 for none.")]
 KvType = Annotated[
-    str, Field(pattern=r"^(f16|bf16|f32)$", description="Element type of the KV cache: f16, bf16 or f32.")
+    str, Field(pattern=r"^(f16|bf16|f32|i8)$", description="Element type of the KV cache: f16, bf16, f32 or i8.")
 ]
 ActType = Annotated[str, Field(pattern=r"^(a8|f32)$", description="Activations of quantised weights: a8 or f32.")]
 State = Literal["", "accepted", "promoted", "retired", "quarantined"]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from kforge.core.dtypes import DType
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -163,9 +165,11 @@ class ModelConfig:
         """How many positions a query of this layer sees, the last of them its own; 0: all."""
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of KV cache that one token takes in all layers."""
-        return 2 * self.layers * self.kv_size * element_bytes
+    def kv_bytes_per_token(self, kv: str) -> int:
+        """Bytes of KV cache that one token takes in all layers; ``kv``: element type ("i8" has a float32 scale for each
+        head of k and v, too)."""
+        scales = 4 * self.kv_heads if kv == DType.I8 else 0
+        return 2 * self.layers * (self.kv_size * DType(kv).size + scales)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kforge.core.dtypes import DType
-from kforge.core.layout import Layout
 from kforge.core.workload import Attr, Problem, Workload
 from kforge.operators import buckets, numerics, spec
 from kforge.operators.attention_inputs import attention_inputs
-from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Part, Residency, Role, TensorSpec
+from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Part, Role, TensorSpec
 from kforge.operators.kv_cache import CACHE_TYPES, AttentionProblem
 from kforge.operators.numerics import U
 
@@ -51,6 +50,10 @@ class PagedAttention(Operator):
 
         |out - ref| <= sqrt(sum_j (p_j delta_j)^2 (|v_j| + |ref|)^2) + sum_error(c) (sum_j p_j |v_j| + |ref|)
                        + underflow(c (1 + max_j |v_j|))
+
+    With kv = i8, k_jd and v_jd are integers times ``k_scale`` and ``v_scale`` of their position and head, which no
+    rounding has touched. Each scale costs a kernel one product more, ``2u`` of a score's size and ``2u`` of p_j; where
+    that of p_j and a scale underflows it is off by up to 128 times as much as a product is.
     """
 
     name = "paged_attention"
@@ -61,11 +64,10 @@ class PagedAttention(Operator):
 
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         p, axes = AttentionProblem.of(workload.problem), workload.axes
-        t, s, layout = axes["T"], axes["S"], Layout.of("paged", 1, P=p.page)
-        caches = [TensorSpec(name, p.dtype, shape, Role.IN, Residency.STREAMED, layout)
-                  for name, shape in p.cache_shapes(axes["pages"]).items()]
+        t, s = axes["T"], axes["S"]
         sinks = [TensorSpec("sinks", DType.F32, (p.heads,), Role.IN)] if p.sinks else []
-        return (TensorSpec("q", DType.F32, (t, p.heads * p.d), Role.IN), *caches,
+        return (TensorSpec("q", DType.F32, (t, p.heads * p.d), Role.IN),
+                *p.cache_tensors(axes["pages"], Role.IN),
                 TensorSpec("block_table", DType.I32, (s, axes["B"]), Role.IN),
                 TensorSpec("query_start", DType.I32, (s + 1,), Role.IN),
                 TensorSpec("context", DType.I32, (s,), Role.IN), *sinks,
@@ -94,7 +96,7 @@ class PagedAttention(Operator):
         for part in _parts(inputs, p):
             for head in range(p.kv_heads):
                 queries, own = q[part.first:part.last, head], None if sinks is None else sinks[head]
-                done = _attend(queries, part.k[head], part.v[head], part.seen, scale, own)
+                done = _attend(queries, part.k[head], part.v[head], part.seen, scale, own, p.scaled)
                 exact[part.first:part.last, head], bound[part.first:part.last, head] = done.reference, done.bound
         flat = inputs["q"].shape
         return {"out": Bound(exact.reshape(flat), bound.reshape(flat))}
@@ -107,6 +109,7 @@ class PagedAttention(Operator):
         spec.call("paged_attention", axes["S"], axes["B"], p.heads, p.kv_heads, p.d, p.page, CACHE_TYPES.index(p.dtype),
                   p.window, self.given_scalars(workload, inputs)[0],
                   *(inputs[name] for name in ("q", "k_cache", "v_cache", "block_table", "query_start", "context")),
+                  *(inputs[name] if p.scaled else None for name in ("k_scale", "v_scale")),
                   inputs["sinks"] if p.sinks else None, out)
         return {"out": out}
 
@@ -129,7 +132,7 @@ class PagedAttention(Operator):
         context = min(s * axes["max_context"], axes["pages"] * p.page)
         attended = _attended(context / s, t / s, p.window)
         read = min(context, s * (p.window - 1) + t) if p.window else context  # positions that some query sees
-        return Cost(2 * read * p.kv_heads * p.d * p.dtype.size, 4 * p.heads * (2 * t * p.d + p.sinks),
+        return Cost(read * p.kv_heads * p.position_bytes(), 4 * p.heads * (2 * t * p.d + p.sinks),
                     (("fp32_fma", round(4 * t * p.heads * p.d * attended)),))
 
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
@@ -203,9 +206,9 @@ def _parts(inputs: Arrays, p: AttentionProblem) -> Iterator[_Part]:
             continue
         begin = p.first_seen(context - (stop - start)) // p.page * p.page
         pages = inputs["block_table"][s, begin // p.page:-(-context // p.page)]
-        k = numerics.widen(inputs["k_cache"][pages], p.dtype).transpose(1, 0, 3, 2)
-        v = numerics.widen(inputs["v_cache"][pages], p.dtype).transpose(1, 0, 2, 3)
-        k, v = (part.reshape(p.kv_heads, -1, p.d)[:, :context - begin] for part in (k, v))
+        k, v = p.widened(inputs, pages)
+        k, v = (part.reshape(p.kv_heads, -1, p.d)[:, :context - begin]
+                for part in (k.transpose(1, 0, 3, 2), v.transpose(1, 0, 2, 3)))
         for first in range(start, stop, _QUERIES_AT_ONCE):
             last = min(first + _QUERIES_AT_ONCE, stop)
             own = np.arange(first, last)[:, None] - stop + context  # positions of the queries
@@ -217,15 +220,16 @@ def _parts(inputs: Arrays, p: AttentionProblem) -> Iterator[_Part]:
 
 
 def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, scale: float,
-            sinks: np.ndarray | None) -> Bound:
+            sinks: np.ndarray | None, scaled: bool) -> Bound:
     """q [queries, heads of the group, D] over k, v [positions, D], of which ``seen`` [queries, positions] says who sees
-    which; ``sinks`` [heads of the group]. Reference and bound, shaped as q."""
+    which; ``sinks`` [heads of the group]; ``scaled``: k and v are integers times scales. Reference and bound, shaped as
+    q."""
     import numpy as np
 
     queries = q.reshape(-1, q.shape[-1])
     if not (np.isfinite(k).all() and np.isfinite(v).all() and np.isfinite(q).all()) or (
             sinks is not None and not (sinks < np.inf).all()):
-        return _attend_nonfinite(q, k, v, seen, scale, sinks)
+        return _attend_nonfinite(q, k, v, seen, scale, sinks, scaled)
     seen = seen.repeat(q.shape[1], axis=0)
     scores = np.where(seen, scale * (queries @ k.T), -np.inf)
     size = abs(scale) * (np.abs(queries) @ np.abs(k).T)
@@ -237,26 +241,28 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, scale
     weights = np.exp(below)
     weights /= weights.sum(axis=1, keepdims=True)
     out = weights @ v
-    moved = weights * (numerics.sum_error(q.shape[-1]) * size + 4 * U * np.where(seen, -below, 0) + 16 * U)
+    more = 2 * U if scaled else 0.0
+    moved = weights * ((numerics.sum_error(q.shape[-1]) + more) * size + 4 * U * np.where(seen, -below, 0)
+                       + 16 * U + more)
     squares = moved * moved
     # sum_j squares_j (|v_j| + |out|)^2, expanded
     spread = squares @ (v * v) + 2 * np.abs(out) * (squares @ np.abs(v))
     spread += out * out * squares.sum(axis=1, keepdims=True)
     count = seen.sum(axis=1, keepdims=True)
     bound = np.sqrt(spread) + numerics.sum_error(count) * (weights @ np.abs(v) + np.abs(out))
-    bound += (1 if sinks is None else 2) * numerics.underflow(count * (1 + np.abs(v).max()))
+    bound += (1 if sinks is None else 2) * numerics.underflow(count * ((129 if scaled else 1) + np.abs(v).max()))
     return Bound(out.reshape(q.shape), bound.reshape(q.shape))
 
 
 def _attend_nonfinite(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray, scale: float,
-                      sinks: np.ndarray | None) -> Bound:
+                      sinks: np.ndarray | None, scaled: bool) -> Bound:
     """As ``_attend`` where something is not finite: query by query over what each one sees, so that zero times NaN of a
     position behind the mask plays no part; components that are finite are held to the bound of the finite parts."""
     import numpy as np
 
     whole = [np.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0) for part in (q, k, v)]
     without = None if sinks is None else np.where(sinks < np.inf, sinks, 0.0)
-    finite = _attend(whole[0], whole[1], whole[2], seen, scale, without)
+    finite = _attend(whole[0], whole[1], whole[2], seen, scale, without, scaled)
     exact = np.array(finite.reference)
     with np.errstate(invalid="ignore"):
         for i, mine in enumerate(seen):

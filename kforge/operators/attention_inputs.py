@@ -10,6 +10,7 @@ from kforge.core.workload import Workload
 from kforge.operators import numerics
 from kforge.operators.base import Distribution
 from kforge.operators.kv_cache import AttentionProblem
+from kforge.operators.kv_quantised import quantised
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +20,8 @@ _STALE = (Distribution.HEAVY_TAIL, Distribution.LARGE)
 # Queries follow the distribution of keys and values; with the others they are normal.
 _SAME_QUERIES = (Distribution.HEAVY_TAIL, Distribution.POSITIVE, Distribution.NEGATIVE, Distribution.TINY)
 _FAR_SINKS = (1e4, -1e4, 95.0)  # all of the weight, none of it, and so much that the rest is denormal
-_DENORMAL = {DType.F32: 1e-40, DType.BF16: 2e-39, DType.F16: 1e-5}  # normal values times this
+# Normal values times this. Of integers the scale is normal: its products with weights below one are not.
+_DENORMAL = {DType.F32: 1e-40, DType.BF16: 2e-39, DType.F16: 1e-5, DType.I8: 1e-36}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +80,20 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
             queries *= np.float32(0.125)  # scores so close that every position weighs
     free = np.setdiff1d(np.arange(axes["pages"]), table)
     k[free] = v[free] = np.float32(1e4) if distribution in _STALE else np.float32(np.nan)
-    made = {"q": q, "k_cache": numerics.narrow(k, p.dtype), "v_cache": numerics.narrow(v, p.dtype),
-            "block_table": table, "query_start": start, "context": batch.context.astype(np.int32)}
+    made = {"q": q, **_cache(k, v, p), "block_table": table, "query_start": start,
+            "context": batch.context.astype(np.int32)}
     if p.sinks:
         longest = int(batch.context.max())
         made["sinks"] = _sinks(np.random.default_rng([seed, 11]), p, min(longest, p.window or longest), distribution)
     return made
+
+
+def _cache(k: np.ndarray, v: np.ndarray, p: AttentionProblem) -> dict[str, np.ndarray]:
+    """float32 k and v as the cache has them."""
+    if not p.scaled:
+        return {"k_cache": numerics.narrow(k, p.dtype), "v_cache": numerics.narrow(v, p.dtype)}
+    (keys, k_scale), (values, v_scale) = quantised(k, axis=2), quantised(v, axis=3)
+    return {"k_cache": keys, "v_cache": values, "k_scale": k_scale, "v_scale": v_scale}
 
 
 def _sinks(rng: np.random.Generator, p: AttentionProblem, seen: int, distribution: Distribution) -> np.ndarray:
@@ -171,6 +181,8 @@ def _shape_cache(k: np.ndarray, v: np.ndarray, begin: int, context: int, rng: np
         case Distribution.EQUAL:
             k[...] = k[:1, :, :, :1]
             v[...] = rng.choice(numerics.TWO_BITS, (v.shape[1], 1, d))
+            if dtype is DType.I8:
+                v[..., :1] = 127 / 32  # makes the scales powers of two, so that sums stay exact
         case Distribution.ONE_HOT:
             shape = (len(places), v.shape[1])
             sizes = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)

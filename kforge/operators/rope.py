@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kforge.core.dtypes import DType
-from kforge.core.layout import Layout
 from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, numerics, spec
-from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Residency, Role, TensorSpec
+from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Role, TensorSpec
 from kforge.operators.kv_cache import CACHE_TYPES, KvProblem
+from kforge.operators.kv_quantised import written as quantised_bounds
 from kforge.operators.numerics import ROUNDOFF, SMALLEST, U
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ class RopeKvWrite(Operator):
 
     Bound. Two products and a sum are off by at most 2u (|a c| + |b s|); twice that and what the products may lose to
     underflow: ``4u (|a c| + |b s|) + underflow(2)``. A written element of the cache adds its own rounding,
-    ``u_kv |ref|`` or half of a denormal step, and no more. Elements that no token writes may not change at all. A NaN
-    or an infinity reaches the two elements of its pair as IEEE arithmetic has it.
+    ``u_kv |ref|`` or half of a denormal step, and no more; for kv = i8 see ``kv_quantised.written``. Elements that no
+    token writes may not change at all. A NaN or an infinity reaches the two elements of its pair as IEEE arithmetic has
+    it, and, through the scale, all of its position and head in a cache of i8.
     """
 
     name = "rope_kv_write"
@@ -35,13 +36,11 @@ class RopeKvWrite(Operator):
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         p, axes = KvProblem.of(workload.problem), workload.axes
         t, table = axes["T"], (axes["positions"], p.d // 2)
-        layout = Layout.of("paged", 1, P=p.page)
-        caches = [TensorSpec(name, p.dtype, shape, Role.INOUT, Residency.STREAMED, layout)
-                  for name, shape in p.cache_shapes(axes["pages"]).items()]
         return (TensorSpec("qkv", DType.F32, (t, (p.heads + 2 * p.kv_heads) * p.d), Role.IN),
                 TensorSpec("position", DType.I32, (t,), Role.IN), TensorSpec("slot", DType.I32, (t,), Role.IN),
                 TensorSpec("cos", DType.F32, table, Role.IN), TensorSpec("sin", DType.F32, table, Role.IN),
-                TensorSpec("q_out", DType.F32, (t, p.heads * p.d), Role.OUT), *caches)
+                TensorSpec("q_out", DType.F32, (t, p.heads * p.d), Role.OUT),
+                *p.cache_tensors(axes["pages"], Role.INOUT))
 
     def inputs(self, workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
         import numpy as np
@@ -64,8 +63,12 @@ class RopeKvWrite(Operator):
         made = {"qkv": numerics.draw(rng, t, (p.heads + 2 * p.kv_heads) * p.d, distribution),
                 "position": position, "slot": slot,
                 "cos": (size * np.cos(angle)).astype(np.float32), "sin": (size * np.sin(angle)).astype(np.float32)}
-        for name, shape in p.cache_shapes(axes["pages"]).items():
-            made[name] = numerics.narrow(numerics.normals(rng, shape), p.dtype)
+        for tensor in p.cache_tensors(axes["pages"], Role.INOUT):
+            values = numerics.normals(rng, tensor.shape)
+            if tensor.dtype is DType.I8:
+                made[tensor.name] = np.clip(np.rint(values * 40), -127, 127).astype(np.int8)
+            else:
+                made[tensor.name] = np.abs(values) if "scale" in tensor.name else numerics.narrow(values, p.dtype)
         return made
 
     def reference(self, workload: Workload, inputs: Arrays) -> dict[str, Bound]:
@@ -90,30 +93,24 @@ class RopeKvWrite(Operator):
         bounds = {"q_out": Bound(rotated[:, :p.heads].reshape(flat), error[:, :p.heads].reshape(flat))}
         written = np.flatnonzero(inputs["slot"] >= 0)
         page, offset = np.divmod(inputs["slot"][written], p.page)
-        for name, new, new_error in (("k_cache", rotated[:, p.heads:], error[:, p.heads:]),
-                                     ("v_cache", v, np.zeros_like(v))):
-            exact = numerics.widen(inputs[name], p.dtype)
-            bound = np.zeros_like(exact)
-            at = (page, slice(None), slice(None), offset) if name == "k_cache" else (page, slice(None), offset)
-            exact[at] = new[written]
-            narrowing = 0 if p.dtype is DType.F32 else ROUNDOFF[p.dtype]
-            with np.errstate(invalid="ignore"):
-                bound[at] = new_error[written] + narrowing * (np.abs(new[written]) + new_error[written])
-            if narrowing:
-                bound[at] += SMALLEST[p.dtype] / 2
-            bounds[name] = Bound(exact, bound)
+        for part, new, new_error in (("k", rotated[:, p.heads:], error[:, p.heads:]), ("v", v, np.zeros_like(v))):
+            places = {f"{part}_cache": (page, slice(None), slice(None), offset) if part == "k" else
+                      (page, slice(None), offset), f"{part}_scale": (page, slice(None), offset)}
+            for name, bound in _stored(p, part, new[written], new_error[written]).items():
+                kept = numerics.widen(inputs[name], p.dtype if name.endswith("cache") else DType.F32)
+                bounds[name] = _placed(kept, places[name], bound)
         return bounds
 
     def spec(self, workload: Workload, inputs: Arrays) -> dict[str, np.ndarray]:
         import numpy as np
 
         p, t = KvProblem.of(workload.problem), workload.axes["T"]
-        out = {"q_out": np.empty((t, p.heads * p.d), np.float32), "k_cache": np.array(inputs["k_cache"]),
-               "v_cache": np.array(inputs["v_cache"])}
+        caches = {c.name: np.array(inputs[c.name]) for c in p.cache_tensors(workload.axes["pages"], Role.INOUT)}
+        out = {"q_out": np.empty((t, p.heads * p.d), np.float32), **caches}
         spec.call(self.name, t, p.heads, p.kv_heads, p.d, p.page,
                   CACHE_TYPES.index(p.dtype), int(_neox(workload.problem)), *self.given_scalars(workload, inputs),
                   *(inputs[tensor.name] for tensor in self.tensors(workload) if tensor.role is Role.IN),
-                  out["q_out"], out["k_cache"], out["v_cache"])
+                  out["q_out"], *(out.get(name) for name in ("k_cache", "v_cache", "k_scale", "v_scale")))
         return out
 
     def _q_and_k(self, workload: Workload, inputs: Arrays) -> Bound:
@@ -126,7 +123,7 @@ class RopeKvWrite(Operator):
 
     def cost(self, workload: Workload) -> Cost:
         p, t = KvProblem.of(workload.problem), workload.axes["T"]
-        written = t * 2 * p.kv_heads * p.d * p.dtype.size
+        written = t * p.kv_heads * p.position_bytes()
         hot = 4 * t * ((2 * p.heads + 2 * p.kv_heads) * p.d + 2 + p.d)  # qkv, q_out, position, slot, rows of tables
         return Cost(written, hot, (("fp32_fma", 3 * t * (p.heads + p.kv_heads) * p.d),))
 
@@ -145,6 +142,31 @@ def heads_of(p: KvProblem, inputs: Arrays) -> np.ndarray:
     import numpy as np
 
     return inputs["qkv"].astype(np.float64).reshape(len(inputs["qkv"]), -1, p.d)
+
+
+def _stored(p: KvProblem, part: str, new: np.ndarray, error: np.ndarray) -> dict[str, Bound]:
+    """What the cache has of new values [n, Hkv, D] of k or v, in which a kernel may be off by ``error``."""
+    import numpy as np
+
+    if p.scaled:
+        integers, scales = quantised_bounds(new, error)
+        return {f"{part}_cache": integers, f"{part}_scale": scales}
+    narrowing = 0 if p.dtype is DType.F32 else ROUNDOFF[p.dtype]
+    with np.errstate(invalid="ignore"):
+        bound = error + narrowing * (np.abs(new) + error)
+    return {f"{part}_cache": Bound(new, bound + SMALLEST[p.dtype] / 2 if narrowing else bound)}
+
+
+def _placed(kept: np.ndarray, at: tuple[slice | np.ndarray, ...], new: Bound) -> Bound:
+    """A cache of which ``at`` is written and all else kept."""
+    import numpy as np
+
+    bound, free = np.zeros_like(kept), None
+    kept[at], bound[at] = new.reference, new.bound
+    if new.free is not None:
+        free = np.zeros(kept.shape, bool)
+        free[at] = new.free
+    return Bound(kept, bound, free)
 
 
 def _neox(problem: Problem) -> bool:

@@ -34,7 +34,7 @@ def test_an_ask_returns_at_once_and_a_proposal_comes_with_lineage_prediction_and
     proposer: Proposer = ModelProposer(script, tmp_path)
     began = time.monotonic()
     assert proposer.ask(story.situation) and proposer.working and proposer.take() == []
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     script.hold.set()
     assert isinstance(proposer, ModelProposer)
     (made,) = settle(proposer)
@@ -380,7 +380,7 @@ def test_closing_ends_open_calls_and_a_later_process_takes_the_idea_up_with_the_
     proposer.ask(story.situation)
     began = time.monotonic()
     proposer.close()
-    assert time.monotonic() - began < 10 and not proposer.working and not proposer.ask(story.situation)
+    assert time.monotonic() - began < 30 and not proposer.working and not proposer.ask(story.situation)
     assert [i.number for i in IdeaLog.open(tmp_path).unfinished] == [0]
     again, other = plain(), plain()
     later = ModelProposer(again, tmp_path)

@@ -60,7 +60,7 @@ def test_a_command_that_sleeps_is_killed_with_everything_that_it_started(work: P
     begin = time.monotonic()
     done = shell(work, "(setsid sh -c 'sleep 3; echo late > late' &) ; sleep 60", Limits(1, 1 << 30, 1 << 20))
     assert done.timed_out
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 30
     if describe().namespaces:
         time.sleep(3)
         assert not (work / "late").exists()

@@ -194,7 +194,7 @@ def test_a_hostile_template_ends_in_a_failure_soon(tmp_path: Path, body: str, wh
     begin = time.monotonic()
     with pytest.raises(TemplateError, match=what):
         bounded(only(tmp_path), seconds=1).render(SILU, target(), {})
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30
 
 
 def test_every_shipped_template_loads_and_is_trusted() -> None:

@@ -14,11 +14,13 @@ from enum import StrEnum
 from hashlib import blake2b
 
 import numpy as np
-from toy_model import CONFIG, ToyModel
+from toy_model import CONFIG, DRAFT_CONFIG, ToyModel
 
-from kforge.engine.drafting import AdaptivePolicy, PromptLookup, Speculation
+from kforge.engine.draft_model import DraftModel
+from kforge.engine.drafting import PromptLookup, Speculation
 from kforge.engine.engine import Engine
 from kforge.engine.kernel_set import KernelSet
+from kforge.engine.pacing import AdaptivePolicy, Price
 from kforge.engine.request import Output, SamplingParams
 from kforge.engine.weights import Weights
 
@@ -31,9 +33,9 @@ STEPS = 30  # in which requests of a schedule come
 
 class Guessing(StrEnum):
     NONE = "none"
-    LOOKUP = "lookup"  # as shipped: prompt look-up, checked where it pays
-    ALWAYS = "always"  # prompt look-up, always checked
-    HINDSIGHT = "hindsight"  # what the request says alone, with mistakes
+    SHIPPED = "shipped"  # prompt look-up or the engine's draft model, checked where it pays
+    ALWAYS = "always"  # the same, always checked
+    HINDSIGHT = "hindsight"  # what the request says alone, with mistakes; or by the draft model, now more, now fewer
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class EngineShape:
     pages: int  # of 64 positions
     prefix_cache: bool
     threads: int
+    draft: bool  # guesses come of a draft model
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Coverage:
     prefix_hit_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    draft_passes: int = 0
 
 
 class EveryThird:
@@ -96,10 +100,11 @@ class EveryThird:
 
 
 def random_shape(rng: random.Random, number: int) -> EngineShape:
-    """One of three goes without a prefix cache, and one of four has two threads: not more, for where other work keeps a
-    core busy each of their barriers waits for it."""
+    """Every other one has a draft model, one of three goes without a prefix cache, and one of four has two threads: not
+    more, for where other work keeps a core busy each of their barriers waits for it."""
     return EngineShape(rng.choice([1, 2, 3, 5, 8]), rng.choice([5, 16, 64, 200]), rng.choice([6, 32, 200]),
-                       rng.choice([4, 5, 7, 12, 24]), number % 3 != 2, 2 if number % 4 == 3 else 1)
+                       rng.choice([4, 5, 7, 12, 24]), number % 3 != 2, 2 if number % 4 == 3 else 1,
+                       number % 2 == 1)
 
 
 def random_schedule(rng: random.Random, engines: int) -> Schedule:
@@ -126,6 +131,8 @@ class Lab:
         rng = random.Random(seed)
         self._model, self._kernels = model, kernels
         self._weights = Weights(self._model)
+        self._draft = ToyModel(DRAFT_CONFIG)
+        self._draft_weights = Weights(self._draft)
         self._shapes = [random_shape(rng, n) for n in range(engines)]
         self._engines: dict[int, Engine] = {}
         self._guesses = [_Guesses(seed) for _ in range(engines)]
@@ -171,6 +178,7 @@ class Lab:
         counted.prefix_hit_tokens += engine.stats.prefix_hit_tokens - before.prefix_hit_tokens
         counted.drafted += engine.stats.drafted_tokens - before.drafted_tokens
         counted.accepted += engine.stats.accepted_tokens - before.accepted_tokens
+        counted.draft_passes += engine.stats.draft_passes - before.draft_passes
         wrong = []
         for n, arrival in enumerate(schedule.arrivals):
             got, alone = Said(tuple(said[ids[n]]), tuple(bits[ids[n]])), self._alone[arrival.request]
@@ -184,10 +192,12 @@ class Lab:
     def _engine(self, at: int) -> Engine:
         if at not in self._engines:
             s, guesses = self._shapes[at], self._guesses[at]
+            speculate = (DraftModel(self._draft, self._draft_weights, guesses) if s.draft
+                         else Speculation(guesses.lookup, guesses))
             self._engines[at] = Engine(
                 self._model, self._kernels, weights=self._weights, threads=s.threads, max_sequences=s.max_sequences,
                 max_tokens_per_step=s.max_tokens, max_prefill_tokens_per_step=s.max_prefill, kv_tokens=64 * s.pages,
-                prefix_cache=s.prefix_cache, text=False, speculate=Speculation(guesses.lookup, guesses))
+                prefix_cache=s.prefix_cache, text=False, speculate=speculate)
         return self._engines[at]
 
     def _texts(self, schedule: Schedule) -> list[list[int]]:
@@ -209,24 +219,28 @@ class _Guesses:
     way: Guessing = Guessing.NONE
     texts: list[list[int]] = field(default_factory=list)
     adaptive: AdaptivePolicy = field(default_factory=AdaptivePolicy)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def begin(self, way: Guessing, texts: list[list[int]]) -> None:
-        self.way, self.texts = way, texts
+        self.way, self.texts, self.rng = way, texts, random.Random(self.seed)
 
     def lookup(self) -> PromptLookup | _Hindsight:
         return _Hindsight(self.texts, random.Random(self.seed)) if self.way is Guessing.HINDSIGHT else PromptLookup()
 
-    def lengths(self, rates: Sequence[float], offered: Sequence[int], spare: int) -> list[int]:
-        if self.way is Guessing.LOOKUP:
-            return self.adaptive.lengths(rates, offered, spare)
+    def lengths(self, rates: Sequence[float], offered: Sequence[int], spare: int,
+                price: Price | None = None) -> list[int]:
+        if self.way is Guessing.SHIPPED:
+            return self.adaptive.lengths(rates, offered, spare, price)
         lengths = []
         for offer in offered:
+            if self.way is Guessing.HINDSIGHT and price is not None:
+                offer = self.rng.randint(0, offer)
             lengths.append(0 if self.way is Guessing.NONE else min(offer, spare))
             spare -= lengths[-1]
         return lengths
 
-    def passed(self, sequences: int, tokens: int, seconds: float) -> None:
-        self.adaptive.passed(sequences, tokens, seconds)
+    def passed(self, sequences: int, tokens: int, seconds: float, guessing: float = 0.0) -> None:
+        self.adaptive.passed(sequences, tokens, seconds, guessing)
 
 
 class _Hindsight:

@@ -12,14 +12,16 @@ def kforge(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_generate_prints_json_with_the_kernels_that_ran(model):
+@pytest.mark.parametrize("kv", ["f16", "i8"])
+def test_generate_prints_json_with_the_kernels_that_ran(model, kv):
     done = kforge("generate", str(model.path), "-p", "The capital of France is", "--max-tokens", "6",
-                  "--kernels", "default", "--json")
+                  "--kernels", "default", "--kv", kv, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert "Paris" in answer["text"] and len(answer["tokens"]) == 6
     assert {use["tier"] for use in answer["kernels"]} == {"default"}
     assert all(use["hash"] and use["calls"] > 0 for use in answer["kernels"])
+    assert {f"kv={kv}" in use["problem"] for use in answer["kernels"] if "kv=" in use["problem"]} == {True}
 
 
 def test_chat_answers_and_ends_at_the_end_of_input(model):

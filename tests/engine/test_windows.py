@@ -93,8 +93,8 @@ def test_a_long_text_holds_a_window_of_pages_in_layers_that_see_no_more(kernels,
     pages = -(-position // PAGE)
     windowed = pages - (position - window + 1) // PAGE
     assert engine.pages_in_use == windowed + (pages if layers == 1 else 0)
-    after = engine.pages_in_use * page_bytes(model.config, PAGE, 2)
-    before = pages * PAGE * model.config.kv_bytes_per_token(2)
+    after = engine.pages_in_use * page_bytes(model.config, PAGE, "f16")
+    before = pages * PAGE * model.config.kv_bytes_per_token("f16")
     assert after / before == (windowed / pages if layers == 2 else (pages + windowed) / (2 * pages))
     assert after / before == pytest.approx(0.56 if layers == 1 else 0.08), "of 25 pages 3 are seen, or 2"
     engine.close()
@@ -107,7 +107,7 @@ def test_a_gpt_oss_at_its_longest_context_needs_half_the_memory():
     assert (layout.windows, layout.depth) == ((0, 128), 12)
     plan = CachePlan.of(layout.windows, 2048, PAGE, max_sequences=1, max_tokens=512)
     assert plan == CachePlan(2048 + (3 + 8), 131_072)
-    after, before = plan.pages * page_bytes(config, PAGE, 2), 131_072 * config.kv_bytes_per_token(2)
+    after, before = plan.pages * page_bytes(config, PAGE, "f16"), 131_072 * config.kv_bytes_per_token("f16")
     assert after / before == 2059 / 4096
 
 
@@ -170,6 +170,7 @@ def test_torch_reads_no_page_that_was_given_back():
     while not engine.idle:
         tokens += [o.token for o in engine.step()]
         free = free_pages(engine)
-        engine._runner._keys[:, free] = engine._runner._values[:, free] = np.nan
+        for part in engine._runner._cache._parts:
+            part[:, free] = np.nan
     assert tuple(tokens) == wanted
     engine.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from kforge.operators.layouts import random
 CONFIG = ModelConfig("toy", Family.LLAMA, layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=256,
                      vocab=320, context_length=256, rms_eps=1e-5, rope=Rope(10000.0, RopeStyle.NORM), tied_head=True,
                      stop_ids=(0,))
+DRAFT_CONFIG = replace(CONFIG, name="toy-draft", layers=1)  # the same without its last layer: is right now and then
 
 
 @dataclass

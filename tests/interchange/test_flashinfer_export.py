@@ -79,6 +79,10 @@ PROBLEMS = {
     "paged_attention window sinks": Workload.of(
         Problem.of("paged_attention", kv="f16", window=17, sinks=1, **HEADS), T=5, S=2, B=3, pages=6, max_context=40
     ),
+    "paged_attention i8": Workload.of(
+        Problem.of("paged_attention", kv="i8", **HEADS), T=5, S=2, B=3, pages=6, max_context=40
+    ),
+    "rope i8": Workload.of(Problem.of("rope_kv_write", kv="i8", style="norm", **HEADS), T=5, pages=2, positions=50),
     "rope norm": Workload.of(Problem.of("rope_kv_write", kv="bf16", style="norm", **HEADS), T=5, pages=2, positions=50),
     "rope neox": Workload.of(Problem.of("rope_kv_write", kv="f32", style="neox", **HEADS), T=5, pages=2, positions=50),
     "qk norm": Workload.of(

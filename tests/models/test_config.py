@@ -52,4 +52,5 @@ def test_tables_are_rounded_once_from_float64():
 def test_heads_divide_evenly(name):
     config = SHAPES[name]
     assert config.heads % config.kv_heads == 0
-    assert config.kv_bytes_per_token(2) == 4 * config.layers * config.kv_heads * config.head_dim
+    assert config.kv_bytes_per_token("f16") == 4 * config.layers * config.kv_heads * config.head_dim
+    assert config.kv_bytes_per_token("i8") == 2 * config.layers * config.kv_heads * (config.head_dim + 4)

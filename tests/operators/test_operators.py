@@ -125,6 +125,8 @@ def test_costs_of_known_calls():
     many = attention("bf16", 32, 8, T=8, S=8, B=128, pages=1024, max_context=4096)
     cost = operators.get("paged_attention").cost(many)
     assert cost.streamed_bytes == 8 * 4096 * 2 * 8 * 64 * 2
+    eight = attention("i8", 32, 8, T=8, S=8, B=128, pages=1024, max_context=4096)
+    assert operators.get("paged_attention").cost(eight).streamed_bytes == 8 * 4096 * 2 * 8 * (64 + 4)
     assert dict(cost.operations) == {"fp32_fma": 4 * 8 * 32 * 64 * 4096}
 
 

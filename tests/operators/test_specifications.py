@@ -1,7 +1,7 @@
 """The order specifications follow docs/architecture.md to the bit, and do not depend on the batch.
 
 The document is written a second time here, in numpy: an FMA is a product and a sum in extended precision (64 bits or
-more of significand) rounded to float32 once.
+more of significand) rounded to float32 once, ties decided by what the extended sum lost.
 """
 
 import ctypes
@@ -22,7 +22,17 @@ F = np.float32
 
 def fma(a, b, c):
     wide = np.longdouble
-    return (np.asarray(a, wide) * np.asarray(b, wide) + np.asarray(c, wide)).astype(F)
+    product, c = np.asarray(a, wide) * np.asarray(b, wide), np.asarray(c, wide)
+    total = product + c
+    part = total - product
+    lost = (product - (total - part)) + (c - part)  # what the sum has rounded away
+    if not lost.any():
+        return total.astype(F)
+    # A sum half way between two floats, as products with small integers make them, goes to where the lost part lies.
+    rounded = total.astype(F)
+    other = total + (total - rounded)
+    tie = (total != rounded) & (other.astype(F) == other) & (lost != 0)
+    return np.where(tie, np.nextafter(total, np.copysign(wide(np.inf), lost)), total).astype(F)
 
 
 def through(name, x):
@@ -67,6 +77,10 @@ def linear_by_the_document(workload, inputs):
             for k in range(start, min(start + 128, weight.k)):
                 block = fma(x[:, k, None], w[None, :, k], block)
             acc = acc + block if start else block
+    elif p.str("act") == "a8_token":
+        a = quantize_a8(x, "a8_token")
+        sums = a.q.astype(np.int64) @ weight.signed().astype(np.int64).T
+        acc = sums.astype(F) * (weight.d[:, 0] * a.d)
     else:
         a, d_w = quantize_a8(x), weight.scales()
         for k in range(0, weight.k, traits.group):
@@ -83,8 +97,7 @@ def linear_by_the_document(workload, inputs):
 
 
 @pytest.mark.parametrize("epilogue", ["none", "residual", "silu_gate"])
-@pytest.mark.parametrize("weight,act", [(f.value, act) for f in WeightFormat for act in ("f32", "a8")
-                                        if act == "f32" or f.quantized])
+@pytest.mark.parametrize("weight,act", [(f.value, act) for f in WeightFormat for act in f.acts])
 def test_linear_follows_the_document(weight, act, epilogue):
     workload = linear(weight, act, epilogue, bias=1, rows=32, n=70, m=3)
     for distribution in (Distribution.NORMAL, Distribution.HEAVY_TAIL, Distribution.ONE_HOT):
@@ -92,7 +105,8 @@ def test_linear_follows_the_document(weight, act, epilogue):
         assert operator.spec(workload, inputs)["out"].tobytes() == linear_by_the_document(workload, inputs).tobytes()
 
 
-@pytest.mark.parametrize("weight,act", [("bf16", "f32"), ("q4_1", "a8"), ("q6_k", "a8")])
+@pytest.mark.parametrize("weight,act", [("bf16", "f32"), ("q4_1", "a8"), ("q6_k", "a8"),
+                                        ("int8_channel", "a8_token"), ("int8_channel", "f32")])
 @pytest.mark.parametrize("rows", [16, 64])
 def test_linear_depends_neither_on_the_batch_nor_on_the_panel_height(weight, act, rows):
     many = linear(weight, act, m=6)
@@ -134,14 +148,22 @@ def normed_by_the_document(workload, inputs):
     return np.concatenate([x[:, :8] * r[..., None] * weight, x[:, 8:]], axis=1)
 
 
+def quantised_by_the_document(x):
+    """int8 [heads, D] and float32 scales [heads] of a position."""
+    amax = np.abs(x).max(axis=1)
+    inverse = np.where(amax >= F(1e-30), F(127) / np.maximum(amax, F(1e-30)), F(0))
+    return np.rint(x * inverse[:, None]).astype(np.int8), amax / F(127)
+
+
 @pytest.mark.parametrize("operator_name", ["rope_kv_write", "qk_norm_rope_kv_write"])
 @pytest.mark.parametrize("style", ["norm", "neox"])
-@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("kv", ["f32", "bf16", "f16", "i8"])
 def test_rope_kv_write_follows_the_document(kv, style, operator_name):
     workload, dtype = rope(kv, style, operator_name), DType(kv)
     operator, inputs = case(workload, Distribution.HEAVY_TAIL)
     got = operator.spec(workload, inputs)
     k_cache, v_cache = inputs["k_cache"].copy(), inputs["v_cache"].copy()
+    scales = {name: inputs[name].copy() for name in ("k_scale", "v_scale") if kv == "i8"}
     qkv = inputs["qkv"].reshape(9, 10, 64) if "q_norm" not in inputs else normed_by_the_document(workload, inputs)
     for t, heads in enumerate(qkv):
         c, s = (inputs[name][inputs["position"][t]] for name in ("cos", "sin"))
@@ -151,13 +173,20 @@ def test_rope_kv_write_follows_the_document(kv, style, operator_name):
         turned = turned.reshape(10, 64) if style == "neox" else turned.transpose(0, 2, 1).reshape(10, 64)
         assert got["q_out"][t].tobytes() == turned[:6].tobytes()
         if (slot := inputs["slot"][t]) >= 0:
-            k_cache[slot // 16, :, :, slot % 16] = narrow(turned[6:8], dtype)
-            v_cache[slot // 16, :, slot % 16] = narrow(heads[8:], dtype)
+            k, v = turned[6:8], heads[8:]
+            if kv == "i8":
+                (k, scales["k_scale"][slot // 16, :, slot % 16]) = quantised_by_the_document(k)
+                (v, scales["v_scale"][slot // 16, :, slot % 16]) = quantised_by_the_document(v)
+            else:
+                k, v = narrow(k, dtype), narrow(v, dtype)
+            k_cache[slot // 16, :, :, slot % 16], v_cache[slot // 16, :, slot % 16] = k, v
+    assert all(got[name].tobytes() == scale.tobytes() for name, scale in scales.items())
     assert got["k_cache"].tobytes() == k_cache.tobytes() and got["v_cache"].tobytes() == v_cache.tobytes()
 
 
-def attention_by_the_document(q, k, v, scale, low=0, sink=None):
-    """One query head over positions ``low`` and above of k, v [positions, D]."""
+def attention_by_the_document(q, k, v, scale, low=0, sink=None, scales=None):
+    """One query head over positions ``low`` and above of k, v [positions, D], which ``scales`` [2][positions] belong
+    to where they are integers."""
     merged = None
     for start in range(low // 256 * 256, len(k), 256):
         begin = max(low, start)
@@ -165,13 +194,15 @@ def attention_by_the_document(q, k, v, scale, low=0, sink=None):
         dot = np.zeros(len(keys), F)
         for d in range(len(q)):
             dot = fma(q[d], keys[:, d], dot)
-        s = scale * dot
+        here = slice(begin, start + 256)
+        s = scale * dot if scales is None else (scale * scales[0][here]) * dot
         m = s.max()
         p = exp(s - m)
+        weights = p if scales is None else p * scales[1][here]
         lanes, o = np.zeros(16, F), np.zeros(len(q), F)
         for j in range(len(keys)):
             lanes[(begin + j) % 16] += p[j]
-            o = fma(p[j], values[j], o)
+            o = fma(weights[j], values[j], o)
         total = tree(lanes)
         if merged is None:
             merged = (m, total, o)
@@ -187,7 +218,7 @@ def attention_by_the_document(q, k, v, scale, low=0, sink=None):
 
 
 @pytest.mark.parametrize(("kv", "window", "sinks"), [("f32", 0, 0), ("bf16", 0, 0), ("f16", 0, 0), ("f32", 100, 1),
-                                                     ("bf16", 300, 0), ("f16", 0, 1)])
+                                                     ("bf16", 300, 0), ("f16", 0, 1), ("i8", 0, 0), ("i8", 100, 1)])
 def test_paged_attention_follows_the_document(kv, window, sinks):
     workload = attention(kv, 4, 2, 32, 16, window, sinks, T=7, S=3, B=40, pages=90, max_context=600)
     for distribution in (Distribution.NORMAL, Distribution.LARGE, Distribution.HEAVY_TAIL)[:2 + sinks]:
@@ -199,13 +230,15 @@ def test_paged_attention_follows_the_document(kv, window, sinks):
             j = np.arange(context)
             page = inputs["block_table"][s][j // 16]
             k, v = k_cache[page, :, :, j % 16], v_cache[page, :, j % 16]
+            scales = [inputs[name][page, :, j % 16] for name in ("k_scale", "v_scale") if kv == "i8"]
             first, last = inputs["query_start"][s:s + 2]
             for t in range(first, last):
                 seen = context - (last - first) + t - first + 1
                 for h in range(4):
                     q = inputs["q"].reshape(7, 4, 32)[t, h]
                     low, sink = max(seen - window, 0) if window else 0, inputs["sinks"][h] if sinks else None
-                    want = attention_by_the_document(q, k[:seen, h // 2], v[:seen, h // 2], scale, low, sink)
+                    own = [part[:seen, h // 2] for part in scales] or None
+                    want = attention_by_the_document(q, k[:seen, h // 2], v[:seen, h // 2], scale, low, sink, own)
                     assert out[t, h].tobytes() == want.tobytes()
 
 

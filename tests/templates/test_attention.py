@@ -22,12 +22,17 @@ WINDOWS = [GPT_OSS,
            Problem.of("paged_attention", Hq=7, Hkv=1, D=80, P=48, kv="f16", window=300),
            Problem.of("paged_attention", Hq=2, Hkv=2, D=16, P=16, kv="f32", window=1, sinks=1),
            Problem.of("paged_attention", Hq=8, Hkv=2, D=64, P=32, kv="bf16", sinks=1)]
+# Integers with scales: pages of one line and others, more heads to a group than a tile of decoding has.
+INT8 = Problem.of("paged_attention", Hq=9, Hkv=3, D=64, P=64, kv="i8")
+SCALED = [INT8, Problem.of("paged_attention", Hq=6, Hkv=2, D=32, P=32, kv="i8", window=100, sinks=1)]
 KERNELS = [("avx512", "host"), ("portable", "avx2"), ("portable", "plain")]
 # Compiling takes seconds: the portable template sees half of the problems by default.
 CASES = [pytest.param(problem, kernel, marks=pytest.mark.slow if kernel[0] == "portable" and i % 2 else ())
          for kernel in KERNELS for i, problem in enumerate(PROBLEMS)]
 CASES += [pytest.param(problem, kernel, marks=() if kernel[0] == "avx512" and i < 2 else pytest.mark.slow)
           for kernel in KERNELS for i, problem in enumerate(WINDOWS)]
+CASES += [pytest.param(problem, kernel, marks=() if kernel[0] == "avx512" else pytest.mark.slow)
+          for kernel in KERNELS for problem in SCALED]
 
 
 def ragged(problem: Problem, tokens: int, sequences: int, longest: int) -> Workload:
@@ -52,7 +57,7 @@ def test_mixed_steps_are_exact(problem: Problem, kernel: tuple[str, str]) -> Non
             assert_exact(built, ragged(problem, tokens, sequences, longest), threads)
 
 
-@pytest.mark.parametrize("problem", [SMOL, GPT_OSS], ids=["plain", "window and sinks"])
+@pytest.mark.parametrize("problem", [SMOL, GPT_OSS, INT8], ids=["plain", "window and sinks", "int8"])
 @pytest.mark.parametrize("distribution", list(Distribution))
 def test_every_distribution_is_exact(distribution: Distribution, problem: Problem) -> None:
     name = "avx512" if available("avx512", "host", problem) else "portable"
@@ -60,7 +65,7 @@ def test_every_distribution_is_exact(distribution: Distribution, problem: Proble
         assert_exact(compiled(problem, name), ragged(problem, tokens, sequences, longest), 2, distribution)
 
 
-@pytest.mark.parametrize("problem", [SMOL, GPT_OSS], ids=["plain", "window and sinks"])
+@pytest.mark.parametrize("problem", [SMOL, GPT_OSS, INT8], ids=["plain", "window and sinks", "int8"])
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_a_long_sequence_is_cut_over_threads_without_changing_a_bit(threads: int, problem: Problem) -> None:
     name = "avx512" if available("avx512", "host", problem) else "portable"
@@ -77,7 +82,7 @@ def test_a_window_at_every_place_in_its_chunks_is_exact(threads: int) -> None:
         assert_exact(compiled(GPT_OSS, name), ragged(GPT_OSS, min(longest, 20), 1, longest), threads)
 
 
-@pytest.mark.parametrize("problem", [SMOL, GPT_OSS], ids=["plain", "window and sinks"])
+@pytest.mark.parametrize("problem", [SMOL, GPT_OSS, INT8], ids=["plain", "window and sinks", "int8"])
 def test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt(problem: Problem) -> None:
     name = "avx512" if available("avx512", "host", problem) else "portable"
     kernel, length = compiled(problem, name), 300
@@ -96,7 +101,7 @@ def test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt(problem: Problem)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", [SMOL, GPT_OSS], ids=["plain", "window and sinks"])
+@pytest.mark.parametrize("problem", [SMOL, GPT_OSS, INT8], ids=["plain", "window and sinks", "int8"])
 def test_parameter_sets_are_exact(problem: Problem) -> None:
     template, target = template_of("paged_attention", "avx512"), target_of("host")
     if template.applies(problem, target) is not None:

@@ -15,7 +15,9 @@ ROPES = [Problem.of("rope_kv_write", Hq=9, Hkv=3, D=64, P=64, kv="bf16", style="
          Problem.of("rope_kv_write", Hq=4, Hkv=2, D=80, P=16, kv="f16", style="neox"),
          Problem.of("rope_kv_write", Hq=4, Hkv=2, D=48, P=48, kv="f32", style="norm"),
          Problem.of("qk_norm_rope_kv_write", Hq=4, Hkv=2, D=128, P=64, kv="f16", style="neox"),
-         Problem.of("qk_norm_rope_kv_write", Hq=2, Hkv=1, D=48, P=16, kv="bf16", style="norm")]
+         Problem.of("qk_norm_rope_kv_write", Hq=2, Hkv=1, D=48, P=16, kv="bf16", style="norm"),
+         Problem.of("rope_kv_write", Hq=9, Hkv=3, D=64, P=64, kv="i8", style="norm"),
+         Problem.of("qk_norm_rope_kv_write", Hq=2, Hkv=1, D=48, P=16, kv="i8", style="neox")]
 WEIGHTS = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "mxfp4"]
 
 
@@ -42,7 +44,8 @@ def test_rope_rotates_and_writes_the_cache_to_the_bit(problem: Problem, isa: str
     for tokens, threads in ((1, 1), (1, 2), (70, 3)):
         pages = tokens // problem.int("P") + 2
         workload = Workload.of(problem, T=tokens, pages=pages, positions=300)
-        for distribution in (Distribution.NORMAL, Distribution.TINY, Distribution.LARGE):
+        more = (Distribution.DENORMAL, Distribution.NAN, Distribution.INFINITE) if problem.str("kv") == "i8" else ()
+        for distribution in (Distribution.NORMAL, Distribution.TINY, Distribution.LARGE, *more):
             assert_exact(compiled(problem, isa=isa), workload, threads, distribution)
 
 

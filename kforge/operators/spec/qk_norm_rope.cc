@@ -15,30 +15,18 @@ extern "C" void kf_spec_qk_norm_rope_kv_write(int64_t T, int64_t Hq, int64_t Hkv
                                               int64_t neox, double eps, const float *qkv, const float *q_norm,
                                               const float *k_norm, const int32_t *position, const int32_t *slot,
                                               const float *cos, const float *sin, float *q_out, void *k_cache,
-                                              void *v_cache) {
+                                              void *v_cache, float *k_scale, float *v_scale) {
     using namespace kf::spec;
     const auto type = static_cast<CacheType>(kv);
-    std::vector<float> head(D);
+    const Written k{type, k_cache, k_scale, Hkv, D, P, true}, v{type, v_cache, v_scale, Hkv, D, P, false};
+    std::vector<float> head(D), turned(D);
     for (int64_t t = 0; t < T; ++t) {
         const float *in = qkv + t * (Hq + 2 * Hkv) * D, *c = cos + position[t] * (D / 2), *s = sin + position[t] * (D / 2);
-        const int64_t page = slot[t] / P, offset = slot[t] % P;
         for (int64_t h = 0; h < Hq + Hkv; ++h) {
             normalise(in + h * D, h < Hq ? q_norm : k_norm, D, static_cast<float>(eps), head.data());
-            for (int64_t i = 0; i < D / 2; ++i) {
-                const int64_t first = neox ? i : 2 * i, second = neox ? i + D / 2 : 2 * i + 1;
-                const float a = head[first], b = head[second];
-                const float rotated[2] = {kf::fma(a, c[i], -(b * s[i])), kf::fma(a, s[i], b * c[i])};
-                const int64_t place[2] = {first, second};
-                for (int e = 0; e < 2; ++e) {
-                    if (h < Hq)
-                        q_out[(t * Hq + h) * D + place[e]] = rotated[e];
-                    else if (slot[t] >= 0)
-                        store(type, k_cache, ((page * Hkv + h - Hq) * D + place[e]) * P + offset, rotated[e]);
-                }
-            }
+            rotate(head.data(), c, s, D, neox, h < Hq ? q_out + (t * Hq + h) * D : turned.data());
+            if (h >= Hq && slot[t] >= 0) k.put(slot[t], h - Hq, turned.data());
         }
-        for (int64_t h = 0; h < Hkv && slot[t] >= 0; ++h)
-            for (int64_t i = 0; i < D; ++i)
-                store(type, v_cache, ((page * Hkv + h) * P + offset) * D + i, in[(Hq + Hkv + h) * D + i]);
+        for (int64_t h = 0; h < Hkv && slot[t] >= 0; ++h) v.put(slot[t], h, in + (Hq + Hkv + h) * D);
     }
 }

@@ -1,4 +1,6 @@
 // Order specifications of `embedding`, `rms_norm`, `silu_mul` and `rope_kv_write`.
+#include <vector>
+
 #include "cache.h"
 #include "weight.h"
 
@@ -36,31 +38,22 @@ extern "C" void kf_spec_silu_mul(int64_t T, int64_t I, const float *gate_up, flo
             out[t * I + i] = kf::silu(gate_up[t * 2 * I + i]) * gate_up[t * 2 * I + I + i];
 }
 
+// Scales are null where the cache has floats.
 extern "C" void kf_spec_rope_kv_write(int64_t T, int64_t Hq, int64_t Hkv, int64_t D, int64_t P, int64_t kv, int64_t neox,
                                       const float *qkv, const int32_t *position, const int32_t *slot, const float *cos,
-                                      const float *sin, float *q_out, void *k_cache, void *v_cache) {
+                                      const float *sin, float *q_out, void *k_cache, void *v_cache, float *k_scale,
+                                      float *v_scale) {
     using namespace kf::spec;
     const auto type = static_cast<CacheType>(kv);
+    const Written k{type, k_cache, k_scale, Hkv, D, P, true}, v{type, v_cache, v_scale, Hkv, D, P, false};
+    std::vector<float> turned(D);
     for (int64_t t = 0; t < T; ++t) {
-        const float *c = cos + position[t] * (D / 2), *s = sin + position[t] * (D / 2);
-        for (int64_t h = 0; h < Hq + Hkv; ++h) {
-            const float *in = qkv + (t * (Hq + 2 * Hkv) + h) * D;
-            for (int64_t i = 0; i < D / 2; ++i) {
-                const int64_t first = neox ? i : 2 * i, second = neox ? i + D / 2 : 2 * i + 1;
-                const float a = in[first], b = in[second];
-                const float rotated[2] = {kf::fma(a, c[i], -(b * s[i])), kf::fma(a, s[i], b * c[i])};
-                const int64_t place[2] = {first, second};
-                for (int e = 0; e < 2; ++e) {
-                    if (h < Hq)
-                        q_out[(t * Hq + h) * D + place[e]] = rotated[e];
-                    else if (slot[t] >= 0)
-                        store(type, k_cache, ((slot[t] / P * Hkv + h - Hq) * D + place[e]) * P + slot[t] % P, rotated[e]);
-                }
-            }
+        const float *in = qkv + t * (Hq + 2 * Hkv) * D, *c = cos + position[t] * (D / 2), *s = sin + position[t] * (D / 2);
+        for (int64_t h = 0; h < Hq; ++h) rotate(in + h * D, c, s, D, neox, q_out + (t * Hq + h) * D);
+        for (int64_t h = 0; h < Hkv && slot[t] >= 0; ++h) {
+            rotate(in + (Hq + h) * D, c, s, D, neox, turned.data());
+            k.put(slot[t], h, turned.data());
+            v.put(slot[t], h, in + (Hq + Hkv + h) * D);
         }
-        for (int64_t h = 0; h < Hkv && slot[t] >= 0; ++h)
-            for (int64_t i = 0; i < D; ++i)
-                store(type, v_cache, ((slot[t] / P * Hkv + h) * P + slot[t] % P) * D + i,
-                      qkv[(t * (Hq + 2 * Hkv) + Hq + Hkv + h) * D + i]);
     }
 }
