@@ -373,8 +373,11 @@ class Engine:
         return self._runner.kernels_used() + (self._draft.kernels_used() if self._draft else [])
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless pages are exactly those that running sequences hold, known by the right keys."""
+        """Raises AssertionError unless pages are exactly those that running sequences hold, known by the right keys,
+        and nothing is kept of requests that have ended."""
         self._scheduler.check_integrity()
+        scheduled = {s.id for s in (*self._scheduler.waiting, *self._scheduler.running)}
+        assert scheduled == set(self._sequences), "what is scheduled is not what is in flight"
         if self._draft is not None:
             self._draft.cache.check_integrity()
 

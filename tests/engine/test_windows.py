@@ -10,6 +10,7 @@ import pytest
 from toy_model import CONFIG, ToyModel
 
 from kforge.engine.cache_groups import ANY_LENGTH, CacheLayout, CachePlan, first_page, most_pages, page_bytes
+from kforge.engine.draft_model import DraftModel
 from kforge.engine.engine import Engine
 from kforge.engine.request import SamplingParams
 from kforge.models.synth_plan import SHAPES
@@ -18,6 +19,16 @@ PAGE = 64
 GPT_OSS = ToyModel(replace(CONFIG, context_length=2048, windows=(128, 0), sinks=True))
 WINDOWED = ToyModel(replace(CONFIG, context_length=2048, windows=(40,), sinks=True))
 GREEDY = SamplingParams(max_tokens=45, ignore_eos=True)
+
+
+class CheckAll:
+    """A policy that checks whatever is guessed."""
+
+    def lengths(self, rates, offered, spare, price=None):
+        return [min(n, spare // len(offered)) for n in offered]
+
+    def passed(self, sequences, tokens, seconds, guessing=0.0):
+        pass
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -158,6 +169,20 @@ def test_what_is_found_is_as_long_as_every_group_knows_and_changes_no_bit(kernel
         np.testing.assert_array_equal(np.stack(said(engine, [prompt[:length]], params=short)[0]), wanted[length])
         assert engine.stats.prefix_hit_tokens - found == hit
     engine.close()
+
+
+def test_a_draft_model_with_windows_guesses_what_it_says_itself(kernels):
+    """Exact kernels: one wrong key or value in the draft's cache, and a guess differs."""
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    plain = Engine(GPT_OSS, kernels, kv_tokens=512, max_sequences=2, text=False)
+    always = DraftModel(GPT_OSS, policy=CheckAll())
+    guessing = Engine(GPT_OSS, kernels, kv_tokens=512, max_sequences=2, text=False, speculate=always)
+    prompts = [text(70), text(200, 1)]
+    assert [c.tokens for c in guessing.generate(prompts, params)] == [c.tokens for c in plain.generate(prompts, params)]
+    assert guessing.stats.accepted_tokens == guessing.stats.drafted_tokens > 100
+    guessing.check_integrity()
+    for engine in (plain, guessing):
+        engine.close()
 
 
 def test_torch_reads_no_page_that_was_given_back():
