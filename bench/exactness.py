@@ -2,12 +2,12 @@
 
     python bench/exactness.py [--schedules 10000] [--seed 0] [--kernels default] [--json exactness.json]
 
-Small models with random weights (tests/engine/toy_model.py) on the engine's own kernels, a dense one and one with
-experts, sinks and windows in turn: a schedule takes some tens of milliseconds. Every schedule draws batch, chunking,
-pool, prefix cache, threads, priorities, drops and guessing (tests/engine/schedules.py); models, types of KV cache and
-engines change every few hundred schedules. Ends with 1 if anything differed, was left behind or did not come to its
-end, and if, in a thousand schedules or more, something that they are meant to try never happened. The run's ``--seed``,
-or the lab's that is printed with a difference, bring it back.
+Small models with random weights (tests/engine/toy_model.py) on the engine's own kernels, in turn a dense one, one with
+experts, sinks and windows, and one with windows alone: a schedule takes some tens of milliseconds. Every schedule draws
+batch, chunking, pool, prefix cache, threads, priorities, drops and guessing (tests/engine/schedules.py); models, types
+of KV cache and engines change every few hundred schedules. Ends with 1 if anything differed, was left behind or did not
+come to its end, and if, in a thousand schedules or more, something that they are meant to try never happened. The run's
+``--seed``, or the lab's that is printed with a difference, bring it back.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine"))
 
-from schedules import Coverage, Lab, random_schedule
-from toy_model import ToyModel, gpt_oss_toy
+from schedules import MODELS, Coverage, Lab, random_schedule
 
 from kforge.core.defaults import KV_TYPES
 from kforge.engine.kernel_set import named
@@ -46,10 +45,9 @@ def main() -> None:
     kernels = named(given.kernels, host())
     total, differing, labs, tried = Coverage(), 0, 0, 0
     while tried < given.schedules:
-        seed, kv = rng.randrange(1 << 30), KV_TYPES[labs % len(KV_TYPES)]
-        model = gpt_oss_toy() if labs % 2 else ToyModel()
+        seed, kv, model = rng.randrange(1 << 30), KV_TYPES[labs % len(KV_TYPES)], MODELS[labs % len(MODELS)]
         lab = Lab(kernels, ENGINES, seed, kv, model)
-        for _ in range(min(PER_LAB, given.schedules - tried)):
+        for _ in range(min(PER_LAB, -(-given.schedules // len(MODELS)), given.schedules - tried)):
             tried += 1
             schedule = random_schedule(rng, ENGINES)
             wrong: object

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kforge.core.workload import Workload
+from kforge.engine.block_manager import BlockTable
 from kforge.engine.buffers import Buffers
+from kforge.engine.cache_groups import CacheLayout
 from kforge.engine.kernel_set import KernelSet
 from kforge.engine.request import SamplingParams, Sequence
 from kforge.engine.scheduler import Scheduled
@@ -66,14 +68,16 @@ class OperatorCheck:
                  threads: int) -> None:
         n = len(tokens)
         pages = -(-n // PAGE) + 1
-        limits = StepLimits(n, n, pages, PAGE, pages * PAGE)
+        groups = len(CacheLayout.of(model.config).windows)  # all on the same pages, for each layer is checked alone
+        limits = StepLimits(n, n, pages, PAGE, pages * PAGE, groups)
         self._float = act == "f32" and kv == "f32"
         self._kernels, self._weights = kernels, weights
         self._buffers = Buffers(model, limits, kv)
         self._calls = with_rows(step_calls(model, StepOptions(kv=kv, page=PAGE, act=act)), kernels.rows)
         self._team = Team(threads)
         self._loaded: dict[str, Kernel] = {}
-        sequence = Sequence(0, tokens, n, SamplingParams(), n, table=list(range(pages))[::-1])
+        tables = [BlockTable(list(range(pages))[::-1]) for _ in range(groups)]
+        sequence = Sequence(0, tokens, n, SamplingParams(), n, tables=tables)
         self._shape = self._buffers.inputs.fill([Scheduled(sequence, 0, n, rows=n)])
         self._buffers.set_axes(self._shape)
 
@@ -151,7 +155,7 @@ class OperatorCheck:
     def _caches(self, call: Call, k: np.ndarray, v: np.ndarray, views: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """float64 caches that hold k and v [T, Hkv*D] at their slots, zero elsewhere."""
         p = KvProblem.of(call.problem)
-        page, offset = np.divmod(self._buffers.inputs.slots[: len(k)], p.page)
+        page, offset = np.divmod(self._buffers.inputs.groups[0].slots[: len(k)], p.page)
         keys, values = (np.zeros(views[n].shape) for n in ("k_cache", "v_cache"))
         keys[page, :, :, offset] = k.reshape(-1, p.kv_heads, p.d)
         values[page, :, offset] = v.reshape(-1, p.kv_heads, p.d)

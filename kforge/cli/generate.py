@@ -25,7 +25,7 @@ TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0: all
 TopP = Annotated[float, typer.Option(help="Keep the fewest tokens whose mass reaches this; 1: all.")]
 MinP = Annotated[float, typer.Option(help="Keep tokens at least this probable relative to the best; 0: all.")]
 Seed = Annotated[int, typer.Option(help="Noise of this request; the same seed gives the same text in any batch.")]
-KvTokens = Annotated[int, typer.Option(min=1, help="Positions that the KV cache holds.")]
+KvTokens = Annotated[int, typer.Option(min=1, help="Positions that the KV cache holds; windowed layers need fewer.")]
 Kv = Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8 (half the memory of f16).")]
 Act = Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")]
 Isolate = Annotated[

@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from kforge.core.errors import KforgeError
-from kforge.engine.steps import StepInputs, StepLimits, StepShape
+from kforge.engine.cache_groups import CacheLayout
+from kforge.engine.steps import GroupInputs, StepInputs, StepLimits, StepShape
 from kforge.engine.weights import Weights
 from kforge.models.config import rope_tables
 from kforge.models.graph import Call, CallKind
@@ -36,7 +37,8 @@ class Buffers:
         self._limits, self._config = limits, c
         positions = limits.context
         kv_type, page = KV_TYPES[kv], limits.page_tokens
-        cache = (c.layers, limits.pages, c.kv_heads)
+        self._layout = CacheLayout.of(c)
+        cache = (self._layout.depth, limits.pages, c.kv_heads)
         shapes: dict[str, tuple[int, ...]] = {
             "x": (T, c.hidden), "h": (T, c.hidden), "qkv": (T, c.q_size + 2 * c.kv_size), "q": (T, c.q_size),
             "attn": (T, c.q_size), "gate_up": (T, 2 * c.intermediate), "ff": (T, c.intermediate),
@@ -50,8 +52,8 @@ class Buffers:
                        "expert_weight": (T, k)}
             whole = {"expert": (T, k), "order": (T * k,), "expert_start": (e + 1,)}
         tables = rope_tables(c, positions)
-        integers = 4 * (3 * T + S * limits.table_width + 4 * S)
-        self.given = Arena(integers + tables.cos.nbytes + tables.sin.nbytes + 16 * _SLACK, shared)
+        integers = 4 * (2 * T + 4 * S + limits.groups * (T + S * limits.table_width))
+        self.given = Arena(integers + tables.cos.nbytes + tables.sin.nbytes + (16 + 2 * limits.groups) * _SLACK, shared)
         sizes = [4 * math.prod(shape) + _SLACK for shape in (*shapes.values(), *whole.values(), (S,))]
         self._worked = Arena(sum(sizes), shared)
         row = c.head_dim * kv_type.itemsize + (F32.itemsize if kv == "i8" else 0)  # a position in one head
@@ -95,11 +97,12 @@ class Buffers:
                 return n["h"], self._weight(call, weights), *bias, n["qkv"][:, c.q_size + c.kv_size :]
             case CallKind.ROPE:
                 norms = np.split(weights.vector(call.weights), len(call.weights)) if call.weights else []
-                given = n["qkv"], *norms, i.positions, i.slots, n["cos"], n["sin"]
+                given = n["qkv"], *norms, i.positions, self._group(call).slots, n["cos"], n["sin"]
                 return *given, n["q"], *self._cache(call)
             case CallKind.ATTENTION:
                 sinks = (weights.vector(call.weights),) if call.weights else ()
-                return n["q"], *self._cache(call), i.block_table, i.query_start, i.context, *sinks, n["attn"]
+                table = self._group(call).block_table
+                return n["q"], *self._cache(call), table, i.query_start, i.context, *sinks, n["attn"]
             case CallKind.O:
                 return n["attn"], self._weight(call, weights), *bias, n["x"], n["x"]
             case CallKind.GATE_UP:
@@ -169,9 +172,14 @@ class Buffers:
     def scalars(self, call: Call) -> np.ndarray:
         return self._scalars["".join(get(call.problem.operator).scalar_names)]
 
+    def _group(self, call: Call) -> GroupInputs:
+        return self.inputs.groups[self._layout.groups[call.layer or 0]]
+
     def _cache(self, call: Call) -> tuple[np.ndarray, ...]:
-        """Keys and values of the call's layer, and their scales where they are integers."""
-        return tuple(part[call.layer or 0] for part in (self._keys, self._values, *self._scales))
+        """Keys and values of the call's layer in every page, and their scales where they are integers; pages of other
+        groups hold other layers there."""
+        place = self._layout.places[call.layer or 0]
+        return tuple(part[place] for part in (self._keys, self._values, *self._scales))
 
     def _weight(self, call: Call, weights: Weights) -> np.ndarray:
         gate_up = call.kind in (CallKind.GATE_UP, CallKind.EXPERT_GATE_UP)

@@ -19,6 +19,10 @@ class Follower(Sequence):
     largest: int = 0  # id among its settled tokens
 
     @property
+    def has_pages(self) -> bool:
+        return bool(self.tables[0].pages)
+
+    @property
     def lacking(self) -> int:
         """Tokens that are to be computed before the next one can be guessed."""
         return len(self.tokens) - self.computed
@@ -34,8 +38,9 @@ class DraftCache:
     (``BlockManager``).
     """
 
-    def __init__(self, pages: int, page_tokens: int, cache: bool = True) -> None:
-        self.blocks = BlockManager(pages, page_tokens, cache)
+    def __init__(self, pages: int, page_tokens: int, cache: bool = True, groups: int = 1) -> None:
+        # Every group keeps all of a text, whatever it sees: what is guessed goes back and forth, and models are small.
+        self.blocks = BlockManager(pages, page_tokens, cache, (0,) * groups)
         self._followers: OrderedDict[int, Follower] = OrderedDict()  # who did not decode for the longest first
 
     def follow(self, sequence: Sequence) -> Follower:
@@ -43,7 +48,7 @@ class DraftCache:
         own = self._followers.get(sequence.id)
         if own is None:
             own = self._followers[sequence.id] = Follower(sequence.id, [], sequence.prompt_length, sequence.params,
-                                                          sequence.limit)
+                                                          sequence.limit, tables=self.blocks.new_tables())
         self._followers.move_to_end(sequence.id)
         tokens, at = sequence.tokens, own.settled
         both = min(len(tokens), len(own.tokens))
@@ -54,15 +59,15 @@ class DraftCache:
         own.largest = max(own.largest, max(tokens[own.settled :], default=0))
         own.settled = len(tokens)
         own.computed = min(own.computed, at, own.settled - 1)
-        if not own.table:
+        if not own.has_pages:
             self._begin(own)
         return own
 
     def make_room(self, follower: Follower, tokens: int, busy: Collection[int]) -> bool:
         """Pages for ``tokens`` positions, taken from sequences that are not ``busy`` if need be. False: there are none.
         """
-        while not self.blocks.extend(follower.table, tokens):
-            victim = next((f for f in self._followers.values() if f.table and f.id not in busy), None)
+        while not self.blocks.extend(follower.tables, tokens):
+            victim = next((f for f in self._followers.values() if f.has_pages and f.id not in busy), None)
             if victim is None:
                 return False
             self._release(victim)
@@ -74,8 +79,9 @@ class DraftCache:
         full = min(follower.computed, follower.settled - 1) // self.blocks.page_tokens
         if self.blocks.cache and full > follower.published:
             self.blocks.extend_keys(follower.keys, follower.tokens, full)
-            for i in range(follower.published, full):
-                self.blocks.publish(follower.table[i], follower.keys[i])
+            for group, table in enumerate(follower.tables):
+                for i in range(follower.published, full):
+                    self.blocks.publish(group, table.pages[i], follower.keys[i])
             follower.published = full
 
     def drop(self, sequence: int) -> int | None:
@@ -93,12 +99,13 @@ class DraftCache:
         if blocks.cache:
             full = (len(follower.tokens) - 1) // blocks.page_tokens
             blocks.extend_keys(follower.keys, follower.tokens, full)
-            blocks.share(follower.table, blocks.find(follower.keys[:full]))
-            follower.published = len(follower.table)
+            found = blocks.find(follower.keys[:full])
+            blocks.begin(follower.tables, found, found.length * blocks.page_tokens)
+            follower.published = found.length
             follower.computed = follower.published * blocks.page_tokens
 
     def _release(self, follower: Follower) -> None:
-        self.blocks.release(follower.table)
+        self.blocks.release(follower.tables)
         follower.computed = follower.published = 0
         follower.table_version += 1
 
@@ -106,15 +113,17 @@ class DraftCache:
         """Raises AssertionError unless pages are exactly those of followers, and known only where all of their tokens
         are settled, computed, and what their keys say."""
         blocks, size = self.blocks, self.blocks.page_tokens
-        blocks.check_integrity([f.table for f in self._followers.values()])
+        blocks.check_integrity([table for f in self._followers.values() for table in f.tables])
         for f in self._followers.values():
             assert f.settled <= len(f.tokens), f"{f.id} has settled tokens that it lacks"
-            assert f.computed <= min(len(f.tokens), len(f.table) * size), f"{f.id} computed more than its pages hold"
+            assert f.computed <= min(len(f.tokens), blocks.room(f.tables)), f"{f.id} computed more than its pages hold"
             fixed = min(f.computed, max(f.settled - 1, 0))
             assert f.published * size <= fixed, f"{f.id} published pages that may change"
             keys: list[Key] = []
             blocks.extend_keys(keys, f.tokens[: f.settled], len(f.keys))
             assert len(f.keys) * size <= f.settled and keys == f.keys, f"{f.id} has keys of other tokens"
-            for i, page in enumerate(f.table):
-                known = blocks.key_of(page)
-                assert known is None or (i < f.published and known == keys[i]), f"page {page} is known too early"
+            for group, table in enumerate(f.tables):
+                for i, page in enumerate(table.pages):
+                    known = blocks.known(page)
+                    early = known is not None and (i >= f.published or known != (group, keys[i]))
+                    assert not early, f"page {page} is known too early"

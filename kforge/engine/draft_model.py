@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kforge.core.errors import KforgeError
 from kforge.engine import request
+from kforge.engine.cache_groups import CacheLayout
 from kforge.engine.draft_cache import DraftCache, Follower
 from kforge.engine.drafting import MAX_DRAFT
 from kforge.engine.luck import TrackRecord
@@ -36,10 +37,12 @@ class DraftModel:
     policy: Policy | None = None
     max_draft: int = MAX_DRAFT
 
-    def limits(self, target: StepLimits, max_sequences: int) -> StepLimits:
-        """The largest step of the draft model beside a target with such limits; its cache holds as many positions."""
-        context = min(self.model.config.context_length, target.context)
-        return StepLimits(target.max_tokens, max_sequences, target.pages, target.page_tokens, context)
+    def limits(self, target: StepLimits, max_sequences: int, kv_pages: int) -> StepLimits:
+        """The largest step of the draft model beside a target with such limits; its cache holds ``kv_pages`` of text
+        in every group of its layers."""
+        context = min(self.model.config.context_length, target.context, kv_pages * target.page_tokens)
+        groups = len(CacheLayout.of(self.model.config).windows)
+        return StepLimits(target.max_tokens, max_sequences, groups * kv_pages, target.page_tokens, context, groups)
 
     def check(self, target: Model, text: bool) -> None:
         """Raises ``KforgeError`` unless ids mean the same to both models, as far as both have them (vocabularies of one
@@ -75,7 +78,7 @@ class ModelDrafter:
     def __init__(self, asked: DraftModel, runner: Runner, limits: StepLimits, *, vocab: int, stop_ids: frozenset[int],
                  catch_up: int, prefix_cache: bool = True, distributions: bool = False) -> None:
         self.max_draft = asked.max_draft
-        self.cache = DraftCache(limits.pages, limits.page_tokens, prefix_cache)
+        self.cache = DraftCache(limits.pages, limits.page_tokens, prefix_cache, limits.groups)
         self.stats = DraftStats()
         self._policy = asked.policy or AdaptivePolicy()
         self._runner, self._limits = runner, limits

@@ -14,6 +14,7 @@ from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_KV_TOKENS, PAG
 from kforge.core.errors import KforgeError
 from kforge.engine import request
 from kforge.engine.block_manager import BlockManager
+from kforge.engine.cache_groups import CacheLayout, CachePlan, page_bytes
 from kforge.engine.choice import ConstraintError, choose, score_prompt
 from kforge.engine.draft_model import DraftModel, DraftStats, ModelDrafter
 from kforge.engine.drafting import Guesser, Speculation
@@ -44,8 +45,9 @@ class Engine:
     not depend on the batch, the chunking, the prefix cache, preemption or speculation, bit for bit; torch makes no
     such promise.
     ``kv``: element type of the cache (f32, bf16, f16, i8); ``act``: "a8" or "f32" activations of integer-quantised
-    weights (None: a8). ``kv_tokens``: positions that the cache holds in all. ``rows``: panel height of packed weights
-    (None: the kernel set's choice). ``text`` False: outputs carry ids only, no tokenizer is needed.
+    weights (None: a8). ``kv_tokens``: positions that the cache holds in all; layers with a window get room for what
+    they see, if that is less. ``rows``: panel height of packed weights (None: the kernel set's choice). ``text`` False:
+    outputs carry ids only, no tokenizer is needed.
     ``weights``: packed weights to share with other engines on kernels for the same model. ``isolate``: kernels run in
     a locked-down process of their own (None: when the kernel set has any from elsewhere); a kernel that crashes, hangs
     or does what it must not is then a ``KforgeError`` that names it.
@@ -80,15 +82,16 @@ class Engine:
         # A single sequence's guesses want more rows of logits than it has sequences.
         drafted = asked.max_draft if asked else 0
         most_rows = max(max_sequences, min(1 + drafted, max_tokens_per_step))
-        pages = -(-kv_tokens // PAGE_TOKENS)
+        windows = CacheLayout.of(model.config).windows
+        plan = CachePlan.of(windows, -(-kv_tokens // PAGE_TOKENS), PAGE_TOKENS, max_sequences, max_tokens_per_step)
         options = RunnerOptions(threads, kv, act or DEFAULT_ACT, rows, torch_dtype, isolate)
         self.model = model
-        self.limits = StepLimits(max_tokens_per_step, most_rows, pages, PAGE_TOKENS,
-                                 min(model.config.context_length, pages * PAGE_TOKENS))
+        self.limits = StepLimits(max_tokens_per_step, most_rows, plan.pages, PAGE_TOKENS,
+                                 min(model.config.context_length, plan.positions), len(windows))
         self.on_logits: LogitsObserver | None = None  # gets (sequence, position of the token to choose, f32[V] view)
         # Before even the list of pages is made: asked for too much, the system would kill some process, maybe another.
-        require_memory(model.config.name, 0, pages * PAGE_TOKENS * model.config.kv_bytes_per_token(kv))
-        self._blocks = BlockManager(pages, PAGE_TOKENS, prefix_cache)
+        require_memory(model.config.name, 0, plan.pages * page_bytes(model.config, PAGE_TOKENS, kv))
+        self._blocks = BlockManager(plan.pages, PAGE_TOKENS, prefix_cache, windows, max_tokens_per_step)
         self._has_text = text
         self._sequences: dict[int, _InFlight] = {}
         self._ids = itertools.count()
@@ -98,7 +101,7 @@ class Engine:
         self._relaxed = relaxed_sampling
         self._draft: ModelDrafter | None = None
         if isinstance(asked, DraftModel):
-            limits = asked.limits(self.limits, max_sequences)
+            limits = asked.limits(self.limits, max_sequences, -(-kv_tokens // PAGE_TOKENS))
             try:
                 runner = runners.make(asked.model, limits, asked.weights)
             except BaseException:
@@ -116,7 +119,7 @@ class Engine:
     def add(self, prompt_ids: Sequence[int], params: SamplingParams = SamplingParams()) -> int:  # noqa: B008 - frozen
         """Queues a request; returns its id. ``KforgeError`` when it can never run: too long, or unknown token ids."""
         tokens = [int(t) for t in prompt_ids]
-        config, capacity = self.model.config, self.limits.pages * self.limits.page_tokens
+        config, capacity = self.model.config, self.limits.context
         if not tokens:
             raise KforgeError("The prompt is empty: give at least one token.")
         if min(tokens) < 0 or max(tokens) >= config.vocab:
@@ -155,7 +158,8 @@ class Engine:
 
     @property
     def pages_in_use(self) -> int:
-        """Pages of the KV cache that running requests hold, shared ones counted once."""
+        """Pages of the KV cache that running requests hold, shared ones counted once: 64 positions of one group of
+        layers."""
         return self._blocks.pages - self._blocks.free_pages
 
     @property
@@ -314,19 +318,24 @@ class Engine:
         """f32[len(tokens), V]: the logits after every token, ``chunk`` tokens a step. Needs an idle engine."""
         if not self.idle:
             raise KforgeError("Logits of a text can only be computed while no request is in flight.")
-        sequence = request.Sequence(next(self._ids), list(tokens), len(tokens), SamplingParams(), len(tokens))
+        if len(tokens) > self.limits.context:
+            raise KforgeError(f"A text of {len(tokens)} tokens is longer than the {self.limits.context} that model and "
+                              "KV cache take; the latter takes more with kv_tokens.")
+        sequence = request.Sequence(next(self._ids), list(tokens), len(tokens), SamplingParams(), len(tokens),
+                                    tables=self._blocks.new_tables())
         size = min(chunk or self.limits.max_sequences, self.limits.max_sequences)
         out = np.empty((len(tokens), self.model.config.vocab), np.float32)
-        if not self._blocks.extend(sequence.table, len(tokens)):
-            raise KforgeError(f"A text of {len(tokens)} tokens is longer than the KV cache; allow more with kv_tokens.")
         try:
             for start in range(0, len(tokens), size):
                 count = min(size, len(tokens) - start)
+                self._blocks.release_behind(sequence.tables, start)
+                extended = self._blocks.extend(sequence.tables, start + count)
+                assert extended, "an idle pool holds what one sequence needs"
                 shape = self._runner.inputs.fill([Scheduled(sequence, start, count, rows=count)])
                 self._runner.run(shape)
                 out[start : start + count] = self._runner.logits[:count]
         finally:
-            self._blocks.release(sequence.table)
+            self._blocks.release(sequence.tables)
         return out
 
     # What it did

@@ -10,6 +10,7 @@ import numpy as np
 from kforge.core.errors import KforgeError
 from kforge.core.workload import Problem
 from kforge.engine.buffers import Buffers
+from kforge.engine.cache_groups import page_bytes
 from kforge.engine.executors import Executor, LaunchList, LocalExecutor
 from kforge.engine.isolation import IsolatedExecutor
 from kforge.engine.kernel_set import ChosenKernel, KernelSet
@@ -52,7 +53,7 @@ class NativeRunner:
         config = model.config
         stored = sum(model.format(r.role, r.layer).traits.bits_per_weight / 8 * np.prod(shape_of(config, r.role))
                      for r in roles_of(config) if isinstance(r.role, Matrix))
-        cache = limits.pages * limits.page_tokens * config.kv_bytes_per_token(kv)
+        cache = limits.pages * page_bytes(config, limits.page_tokens, kv)
         isolate = kernels.from_elsewhere if options.isolate is None else options.isolate
         weights = weights.for_executor(isolate) if weights else Weights(model, isolate)
         require_memory(config.name, max(int(stored * 1.05) - weights.bytes, 0), cache)

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kforge.core.errors import KforgeError
+from kforge.engine.block_manager import BlockTable
 
 Logprobs = tuple[tuple[int, float], ...]  # (token, natural logarithm of its probability)
 
@@ -87,7 +88,7 @@ class FinishReason(StrEnum):
 @dataclass(eq=False)
 class Sequence:
     """One request in flight. ``tokens`` (prompt, then what was generated) are what is *wanted* in the cache; the first
-    ``computed`` of them are there, in the pages of ``table``."""
+    ``computed`` of them are there, in the pages of ``tables``, less those that no token to come sees."""
 
     id: int
     tokens: list[int]  # append-only
@@ -95,17 +96,20 @@ class Sequence:
     params: SamplingParams
     limit: int  # longest context it may reach
     computed: int = 0
-    table: list[int] = field(default_factory=list)  # append-only while the sequence runs; emptied when preempted
-    table_version: int = 0  # changes whenever the table starts afresh, so that copies know when they are stale
+    tables: list[BlockTable] = field(default_factory=list)  # by group of layers; emptied when it is preempted
+    table_version: int = 0  # changes whenever the tables start afresh, so that copies know when they are stale
     finish: FinishReason | None = None
     preemptions: int = 0
     prompt_rows: list[Logprobs] = field(default_factory=list)  # entry i is of token i + 1; see wants_prompt_rows
     # The scheduler's: the order of service, and the prefix cache's keys of full pages of ``tokens``. The first
-    # ``published`` pages of the table are full and computed; the prompt's up to ``promised`` are to come.
+    # ``published`` pages of a table are full and computed; the prompt's up to ``promised`` are to come. All tables
+    # reach position ``room``; once ``moves_at`` are computed, there are pages that no token to come sees.
     rank: tuple[int, int] = (0, 0)
     keys: list[bytes] = field(default_factory=list)
     published: int = 0
     promised: int = 0
+    room: int = 0
+    moves_at: int = 0
 
     @property
     def wanted(self) -> int:

@@ -9,7 +9,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import Protocol
 
-from kforge.engine.block_manager import BlockManager, Key
+from kforge.engine.block_manager import BlockManager, Found, Key
+from kforge.engine.integrity import check_scheduler
 from kforge.engine.request import Sequence
 
 AGEING_STEPS = 1000  # a level of priority is worth this many steps of waiting
@@ -49,6 +50,10 @@ class Scheduler:
     so there always is one that gets to its end. A waiting sequence takes room from running ones only where both
     priority and rank are above theirs.
 
+    Pages of layers that see all are there for the whole prompt once it is admitted. Those of layers with a window come
+    chunk by chunk, and go as the window moves; a chunk is as long as there are pages for, and one that gets none waits,
+    unless it is of the first in rank, which takes them from the last.
+
     A prompt's known pages are not computed again; one that a running sequence is about to compute is waited for.
     ``max_rows``: logits that a step may ask for (None: one a sequence).
     """
@@ -67,9 +72,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.prefix = PrefixStats()
+        self.coming: dict[Key, Sequence] = {}  # full pages of prompts being computed, and by whom
         self._steps = 0
         self._arrivals = 0
-        self._coming: dict[Key, Sequence] = {}  # full pages of prompts being computed, and by whom
 
     @property
     def idle(self) -> bool:
@@ -77,6 +82,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         sequence.rank = (self._steps - sequence.params.priority * self.ageing_steps, self._arrivals)
+        sequence.tables = self.blocks.new_tables()
         self._arrivals += 1
         insort(self.waiting, sequence, key=_rank)
 
@@ -86,6 +92,8 @@ class Scheduler:
         preempted = self.preemptions
         if self.waiting:
             self._make_way()
+        if self.running:  # before anything is scheduled that would have to be taken back for it
+            self._make_room(self.running[0])
         batch = self._decodes()
         decoding = len(batch)
         if decoding < len(self.running) or self.waiting:
@@ -96,11 +104,14 @@ class Scheduler:
         return batch
 
     def advance(self, sequence: Sequence, count: int) -> None:
-        """``count`` more tokens of a running sequence are computed, and stay: full pages can be found from now on."""
+        """``count`` more tokens of a running sequence are computed, and stay: full pages can be found from now on, and
+        those that no token to come sees are given back."""
         sequence.computed += count
         full = sequence.computed // self.blocks.page_tokens
         if full > sequence.published:
             self._publish(sequence, full)
+        if sequence.computed >= sequence.moves_at:
+            sequence.moves_at = self.blocks.release_behind(sequence.tables, sequence.computed)
 
     def finish(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -113,18 +124,21 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless all holds that ``kforge.engine.integrity`` says."""
+        check_scheduler(self)
+
     # The parts of a step
 
     def _decodes(self) -> list[Scheduled]:
         """One token for every running sequence that lacks just one. Whoever is preempted for it comes later in rank."""
         batch: list[Scheduled] = []
-        size, running = self.blocks.page_tokens, self.running
-        at = 0
+        running, at = self.running, 0
         while at < len(running):
             sequence = running[at]
             start = sequence.computed
             if len(sequence.tokens) - start == 1:
-                if start == len(sequence.table) * size and not self._make_room(sequence, start + 1):
+                if start == sequence.room and not self._make_room(sequence):
                     break
                 batch.append(Scheduled(sequence, start, 1, 1, True))
             at += 1
@@ -145,7 +159,10 @@ class Scheduler:
                 break
             if admitted is None:
                 first = next(longer, None)
-            item = _chunk(sequence, budget, spare)
+            room = self._grow(sequence, min(sequence.computed + budget, len(sequence.tokens))) - sequence.computed
+            if room <= 0:
+                continue
+            item = _chunk(sequence, min(room, budget), spare)
             batch.append(item)
             budget -= item.count
             spare -= max(item.rows - 1, 0)
@@ -159,8 +176,8 @@ class Scheduler:
         for at, draft in enumerate(drafter.propose([item.sequence for item in batch], rooms, spare)):
             item = batch[at]
             end = item.start + 1
-            if draft and not self.blocks.extend(item.sequence.table, end + len(draft)):
-                draft = draft[: len(item.sequence.table) * self.blocks.page_tokens - end]
+            if draft:
+                draft = draft[: self._grow(item.sequence, end + len(draft)) - end]
             if draft:
                 item.count, item.rows, item.drafts = 1 + len(draft), 1 + len(draft), tuple(draft)
 
@@ -173,11 +190,11 @@ class Scheduler:
         if not lower:
             return
         prefix, wanted = self._known_prefix(head), len(head.tokens)
-        if prefix.coming or not self.blocks.fits(prefix.pages, wanted, [s.table for s in lower]):
+        if prefix.coming or not self.blocks.fits(prefix.found, wanted, [s.tables for s in lower]):
             return
-        if len(self.running) < self.max_sequences and self.blocks.fits(prefix.pages, wanted):
+        if len(self.running) < self.max_sequences and self.blocks.fits(prefix.found, wanted):
             return
-        while len(self.running) >= self.max_sequences or not self.blocks.fits(prefix.pages, wanted):
+        while len(self.running) >= self.max_sequences or not self.blocks.fits(prefix.found, wanted):
             self._preempt(lower.pop())
         self._admit(head, prefix)
 
@@ -196,19 +213,19 @@ class Scheduler:
     def _admit(self, sequence: Sequence, prefix: _Prefix) -> bool:
         """Pages for all that is wanted now, not just the first chunk: half a prompt must not evict another half."""
         blocks, wanted = self.blocks, len(sequence.tokens)
-        if not blocks.fits(prefix.pages, wanted):
+        if not blocks.begin(sequence.tables, prefix.found, wanted):
             return False
-        blocks.share(sequence.table, prefix.pages)
-        blocks.extend(sequence.table, wanted)
-        sequence.published = len(prefix.pages)
+        sequence.published = prefix.found.length
         sequence.computed = sequence.published * blocks.page_tokens
+        sequence.room = blocks.room(sequence.tables)
+        sequence.moves_at = blocks.release_behind(sequence.tables, sequence.computed)
         if blocks.cache:
             self.prefix.queries += 1
             self.prefix.query_tokens += wanted
             self.prefix.hit_tokens += sequence.computed
             sequence.promised = wanted // blocks.page_tokens
             for key in sequence.keys[sequence.published : sequence.promised]:
-                self._coming.setdefault(key, sequence)
+                self.coming.setdefault(key, sequence)
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_rank)
         return True
@@ -217,21 +234,27 @@ class Scheduler:
         """What of a waiting sequence is in the cache. The last token stays to be computed: its logits are needed."""
         blocks = self.blocks
         if not blocks.cache or sequence.wants_prompt_rows:
-            return _Prefix([], False)
+            return _Prefix(blocks.find([]), False)
         blocks.extend_keys(sequence.keys, sequence.tokens, len(sequence.tokens) // blocks.page_tokens)
         usable = sequence.keys[: (len(sequence.tokens) - 1) // blocks.page_tokens]
-        pages = blocks.find(usable)
-        donor = self._coming.get(usable[len(pages)]) if len(pages) < len(usable) else None
-        return _Prefix(pages, donor is not None and donor.rank < sequence.rank)
+        found = blocks.find(usable)
+        donor = self.coming.get(usable[found.length]) if found.length < len(usable) else None
+        return _Prefix(found, donor is not None and donor.rank < sequence.rank)
 
-    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Pages for ``tokens`` positions, taken from the last in rank if need be. False: it was the last itself."""
-        while not self.blocks.extend(sequence.table, tokens):
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Pages for the next token, taken from the last in rank if need be. False: it was the last itself."""
+        while self._grow(sequence, sequence.computed + 1) <= sequence.computed:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
+
+    def _grow(self, sequence: Sequence, tokens: int) -> int:
+        """Pages towards ``tokens`` positions, as many as nobody else holds; how far they reach now."""
+        if sequence.room < tokens:
+            sequence.room = self.blocks.grow(sequence.tables, tokens)
+        return sequence.room
 
     def _preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
@@ -243,49 +266,23 @@ class Scheduler:
     def _publish(self, sequence: Sequence, full: int) -> None:
         if self.blocks.cache:
             self.blocks.extend_keys(sequence.keys, sequence.tokens, full)
-            for i in range(sequence.published, full):
-                self.blocks.publish(sequence.table[i], sequence.keys[i])
+            for group, table in enumerate(sequence.tables):
+                for i in range(sequence.published, full):
+                    self.blocks.publish(group, table.pages[i], sequence.keys[i])
             self._withdraw(sequence, sequence.published, full)
         sequence.published = full
 
     def _release(self, sequence: Sequence) -> None:
         self._withdraw(sequence, sequence.published, sequence.promised)
-        self.blocks.release(sequence.table)
-        sequence.computed = sequence.published = sequence.promised = 0
+        self.blocks.release(sequence.tables)
+        sequence.computed = sequence.published = sequence.promised = sequence.room = 0
         sequence.table_version += 1
 
     def _withdraw(self, sequence: Sequence, start: int, stop: int) -> None:
         """Nobody need wait any longer for these full pages of its prompt: they are there, or will not come."""
         for key in sequence.keys[start : min(stop, sequence.promised)]:
-            if self._coming.get(key) is sequence:
-                del self._coming[key]
-
-    # What must hold
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError unless pages are exactly those of running sequences, and known only where they are
-        computed, full, and named by their own tokens."""
-        blocks, size = self.blocks, self.blocks.page_tokens
-        blocks.check_integrity([s.table for s in self.running])
-        for queue in (self.waiting, self.running):
-            assert queue == sorted(queue, key=_rank), "a queue is not in the order of rank"
-        assert not set(self.waiting) & set(self.running), "a sequence waits and runs"
-        assert len(self.running) <= self.max_sequences, "more run than may"
-        for s in self.waiting:
-            assert not s.table and s.computed == s.published == s.promised == 0, f"{s.id} waits but has something"
-        for s in self.running:
-            assert s.computed < len(s.tokens) <= s.limit, f"{s.id} has {s.computed} of {len(s.tokens)} computed"
-            assert len(s.table) >= blocks.pages_for(s.computed), f"{s.id} computed more than its pages hold"
-            assert s.published == s.computed // size, f"{s.id} has full pages that it did not publish"
-            keys: list[Key] = []
-            blocks.extend_keys(keys, s.tokens, len(s.keys))
-            assert keys == s.keys, f"{s.id} has keys of other tokens"
-            for i, page in enumerate(s.table):
-                known = blocks.key_of(page)
-                assert known is None or (i < s.published and known == keys[i]), f"page {page} is known too early"
-        for key, s in self._coming.items():
-            assert s in self.running and key in s.keys[s.published : s.promised], "a page is promised by nobody"
-        assert not self.idle or blocks.free_pages == blocks.pages, "idle, but pages are held"
+            if self.coming.get(key) is sequence:
+                del self.coming[key]
 
 
 @dataclass(slots=True)
@@ -299,7 +296,7 @@ class PrefixStats:
 
 @dataclass(frozen=True, slots=True)
 class _Prefix:
-    pages: list[int]
+    found: Found
     coming: bool  # a sequence before it in rank is about to compute its next page
 
 

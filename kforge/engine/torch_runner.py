@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kforge.core.errors import KforgeError
+from kforge.engine.cache_groups import CacheLayout, first_page, page_bytes
 from kforge.engine.memory import require_memory
 from kforge.engine.runner import KernelUse, RunnerOptions
 from kforge.engine.steps import StepInputs, StepLimits, StepShape
@@ -35,7 +36,7 @@ class _Step:
     x: torch.Tensor  # residual stream [T, H]
     h: torch.Tensor  # what the next matrix reads
     parts: list[torch.Tensor]  # of a fused matrix that came as several
-    tables: list[torch.Tensor]  # pages of each sequence, i64
+    tables: list[list[torch.Tensor]]  # by group of layers: pages of each sequence, i64
     routes: Routes | None = None  # of a layer with experts
 
 
@@ -56,13 +57,12 @@ class TorchRunner:
         self._runs = [0] * len(self._calls)
         refs = {ref for call in self._calls for ref in (*call.weights, *call.biases)}
         weights = sum(int(np.prod(shape_of(c, ref.role))) for ref in refs) * self._dtype.itemsize
-        slots = limits.pages * limits.page_tokens
-        require_memory(c.name, weights, slots * c.kv_bytes_per_token(kv))
+        require_memory(c.name, weights, limits.pages * page_bytes(c, limits.page_tokens, kv))
         self.inputs = StepInputs(limits, np.zeros)
         self.greedy = np.zeros(limits.max_sequences, np.int32)
         self.logits = np.zeros((limits.max_sequences, c.vocab), np.float32)
-        cache = (c.layers, limits.pages, limits.page_tokens, c.kv_heads, c.head_dim)
-        self._cache = TorchCache(cache, kv)
+        self._layout = CacheLayout.of(c)
+        self._cache = TorchCache((self._layout.depth, limits.pages, limits.page_tokens, c.kv_heads, c.head_dim), kv)
         tables = rope_tables(c, limits.context)
         self._cos, self._sin = torch.from_numpy(tables.cos), torch.from_numpy(tables.sin)
         self._loaded: dict[tuple[WeightRef, ...], torch.Tensor] = {}
@@ -86,7 +86,8 @@ class TorchRunner:
             torch.set_num_threads(self._threads)
         page = self.inputs.limits.page_tokens
         contexts = self.inputs.context[: shape.sequences].tolist()
-        tables = [torch.from_numpy(self.inputs.block_table[i, : -(-c // page)]).long() for i, c in enumerate(contexts)]
+        tables = [[torch.from_numpy(group.block_table[i, : -(-c // page)]).long() for i, c in enumerate(contexts)]
+                  for group in self.inputs.groups]
         nothing = torch.empty(0)
         step = _Step(shape, nothing, nothing, [], tables)
         for i, call in enumerate(self._calls):
@@ -179,7 +180,7 @@ class TorchRunner:
         """Turns q and k, writes k and v into the cache; leaves q [T, Hq, D] in ``h``."""
         c, tokens, layer = self._config, step.shape.tokens, call.layer or 0
         positions = torch.from_numpy(self.inputs.positions[:tokens]).long()
-        slots = torch.from_numpy(self.inputs.slots[:tokens]).long()
+        slots = torch.from_numpy(self.inputs.groups[self._layout.groups[layer]].slots[:tokens]).long()
         heads = qkv.view(tokens, c.heads + 2 * c.kv_heads, c.head_dim)
         turned = heads[:, : c.heads + c.kv_heads].float()
         if call.weights:
@@ -194,18 +195,22 @@ class TorchRunner:
             a, b = turned.chunk(2, -1)
             turned = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
         step.h = turned[:, : c.heads].to(self._dtype)
-        self._cache.write(layer, slots, turned[:, c.heads :], heads[:, c.heads + c.kv_heads :])
+        keys, values = turned[:, c.heads :], heads[:, c.heads + c.kv_heads :]
+        self._cache.write(self._layout.places[layer], slots, keys, values)
 
     def _attention(self, call: Call, step: _Step) -> torch.Tensor:
-        """Each sequence alone over its pages; [T, Hq*D]."""
+        """Each sequence alone over the pages that its queries see; [T, Hq*D]."""
         layer = call.layer or 0
+        place, page = self._layout.places[layer], self.inputs.limits.page_tokens
         window, sinks = self._config.window(layer), self._loaded[call.weights] if call.weights else None
         starts = self.inputs.query_start[: step.shape.sequences + 1].tolist()
         outs = []
-        for i, table in enumerate(step.tables):
+        for i, table in enumerate(step.tables[self._layout.groups[layer]]):
             context, count = int(self.inputs.context[i]), starts[i + 1] - starts[i]
+            first = first_page(window, context - count, page)
+            pages, context = table[first:], context - first * page
             q = step.h[starts[i] : starts[i + 1]].transpose(0, 1)[None]
-            k, v = self._cache.read(layer, table, context, self._dtype)
+            k, v = self._cache.read(place, pages, context, self._dtype)
             seen = torch.ones(count, context, dtype=torch.bool).tril(context - count)
             if window:
                 seen = seen.triu(context - count - window + 1)

@@ -1,4 +1,4 @@
-"""Random schedules of requests on a small model, held against what each request gets alone, to the bit.
+"""Random schedules of requests on small models, held against what each request gets alone, to the bit.
 
 A schedule says which requests come when, which are dropped (between steps, or amid one by who looks at its logits), on
 which engine (batch, chunking, pool, cache, threads) and how tokens are guessed. Whatever it is, it must come to its end
@@ -14,7 +14,7 @@ from enum import StrEnum
 from hashlib import blake2b
 
 import numpy as np
-from toy_model import CONFIG, DRAFT_CONFIG, ToyModel
+from toy_model import CONFIG, DRAFT_CONFIG, ToyModel, gpt_oss_toy
 
 from kforge.core.defaults import DEFAULT_KV
 from kforge.engine.draft_model import DraftModel
@@ -25,6 +25,8 @@ from kforge.engine.pacing import AdaptivePolicy, Price
 from kforge.engine.request import Output, SamplingParams
 from kforge.engine.weights import Weights
 
+# One block table for all layers; one for each kind of layer; windows alone, which end inside a page.
+MODELS = (ToyModel(), gpt_oss_toy(), ToyModel(replace(CONFIG, windows=(40,), sinks=True)))
 BANK = 40  # different requests
 STEPS = 30  # in which requests of a schedule come
 MOST_STEPS = 20_000  # eight requests of 250 tokens take 2000, token by token, if none is preempted
@@ -140,9 +142,9 @@ class Lab:
     """
 
     def __init__(self, kernels: KernelSet, engines: int, seed: int = 0, kv: str = DEFAULT_KV,
-                 model: ToyModel | None = None) -> None:
+                 model: ToyModel = MODELS[0]) -> None:
         rng = random.Random(seed)
-        self._model, self._kernels, self._kv = model or ToyModel(), kernels, kv
+        self._model, self._kernels, self._kv = model, kernels, kv
         self._weights = Weights(self._model)
         self._draft = ToyModel(DRAFT_CONFIG)
         self._draft_weights = Weights(self._draft)

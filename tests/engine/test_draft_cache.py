@@ -41,14 +41,14 @@ class Remembering:
             assert i.positions[first:stop].tolist() == list(range(context - stop + first, context))
             text: tuple[int, ...] = ()
             for position in range(context):
-                slot = int(i.block_table[at, position // PAGE]) * PAGE + position % PAGE
+                slot = int(i.groups[0].block_table[at, position // PAGE]) * PAGE + position % PAGE
                 if position < context - stop + first:
                     held = self.holds[slot]
                     assert held[:-1] == text, "attention would read another text"
                     text = held
                 else:
                     token = first + position - (context - stop + first)
-                    assert slot == i.slots[token]
+                    assert slot == i.groups[0].slots[token]
                     text = self.holds[slot] = (*text, int(i.ids[token]))
                     ends[token] = text
         for row in range(shape.rows):

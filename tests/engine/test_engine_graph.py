@@ -35,6 +35,9 @@ MODELS = {
                 windows=(0, 40), qkv_bias=True, o_bias=True),
         formats=dict.fromkeys((Matrix.EXPERT_GATE, Matrix.EXPERT_UP, Matrix.EXPERT_DOWN), F.MXFP4), rest=F.BF16,
     ),
+    "three groups of layers, one larger than the others": ToyModel(
+        replace(CONFIG, layers=4, windows=(40, 0, 8, 40), sinks=True), rest=F.Q8_0,
+    ),
 }
 TOKENS = [(37 * i) % 320 for i in range(150)]
 

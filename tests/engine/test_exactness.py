@@ -9,16 +9,15 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schedules import BANK, STEPS, Arrival, Guessing, Lab, Schedule, random_schedule
-from toy_model import ToyModel, gpt_oss_toy
+from schedules import BANK, MODELS, STEPS, Arrival, Guessing, Lab, Schedule, random_schedule
 
 ENGINES = 5
 LONG_SECONDS = 100
 
 
-@pytest.fixture(scope="module")
-def lab(kernels) -> Iterator[Lab]:
-    made = Lab(kernels, ENGINES)
+@pytest.fixture(scope="module", params=MODELS, ids=["sees all", "both", "windows"])
+def lab(kernels, request) -> Iterator[Lab]:
+    made = Lab(kernels, ENGINES, model=request.param)
     yield made
     made.close()
 
@@ -31,7 +30,7 @@ SCHEDULES = st.builds(Schedule, st.integers(0, ENGINES - 1), st.sampled_from(Gue
 
 
 @given(schedule=SCHEDULES)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_schedule_changes_no_bit(lab, schedule):
     assert lab.differing(schedule) == []
 
@@ -52,8 +51,7 @@ def test_many_schedules_on_many_engines_change_no_bit(kernels):
     rng, until = random.Random(7), time.monotonic() + LONG_SECONDS
     differing, count, round_ = [], 0, 0
     while time.monotonic() < until:
-        model = gpt_oss_toy() if round_ % 2 else ToyModel()
-        made = Lab(kernels, 12, seed=100 + round_, model=model)
+        made = Lab(kernels, 12, seed=100 + round_, model=MODELS[round_ % len(MODELS)])
         try:
             while count < 200 * (round_ + 1) and time.monotonic() < until:
                 schedule = random_schedule(rng, 12)

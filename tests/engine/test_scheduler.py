@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kforge.engine.block_manager import BlockManager
+from kforge.engine.block_manager import GONE, BlockManager, BlockTable
+from kforge.engine.cache_groups import most_pages
 from kforge.engine.request import SamplingParams, Sequence
 from kforge.engine.scheduler import Scheduled, Scheduler
 
@@ -43,7 +44,7 @@ def run(scheduler: Scheduler, sequences: list[Sequence]) -> None:
         for item in batch:
             seq = item.sequence
             assert item.count >= 1 and item.start == seq.computed
-            assert len(seq.table) * scheduler.blocks.page_tokens >= item.start + item.count
+            assert seq.room >= item.start + item.count
             assert item.samples == (item.start + item.count == seq.wanted) and item.rows == item.samples
         compute(scheduler, batch)
     raise AssertionError("the loop does not end")
@@ -55,11 +56,13 @@ def run(scheduler: Scheduler, sequences: list[Sequence]) -> None:
     st.integers(1, 6),
     st.integers(0, 20),
     st.booleans(),
+    st.sampled_from([(0,), (0, 5), (1,), (6,), (0, 3, 9)]),
 )
-@settings(max_examples=80, deadline=None)
-def test_everything_finishes_inside_the_budget(requests, budget, most, spare, cache):
-    pages = max(-(-(p + n) // PAGE) for p, n in requests) + spare
-    blocks = BlockManager(pages, PAGE, cache)
+@settings(max_examples=120, deadline=None)
+def test_everything_finishes_inside_the_budget(requests, budget, most, spare, cache, windows):
+    longest = max(-(-(p + n) // PAGE) for p, n in requests)
+    pages = sum(min(longest, most_pages(w, budget, PAGE)) if w else longest for w in windows) + spare
+    blocks = BlockManager(pages, PAGE, cache, windows, budget)
     sequences = [sequence(i, [i * 100 + j for j in range(p)], n) for i, (p, n) in enumerate(requests)]
     run(Scheduler(blocks, budget, most), sequences)
     assert blocks.free_pages == pages
@@ -131,7 +134,8 @@ def test_full_pages_of_a_common_prompt_are_shared_not_recomputed():
     scheduler.add(second)
     batch = scheduler.schedule()
     assert [(s.start, s.count) for s in batch] == [(11, 1), (8, 3)]
-    assert second.table[:2] == first.table[:2] and second.table[2] != first.table[2]
+    mine, theirs = second.tables[0].pages, first.tables[0].pages
+    assert mine[:2] == theirs[:2] and mine[2] != theirs[2]
     scheduler.finish(first)
     scheduler.check_integrity()
 
@@ -171,7 +175,7 @@ def test_what_a_failed_step_should_have_computed_is_not_found():
     first = sequence(0, list(range(11)), 8)
     scheduler.add(first)
     assert scheduler.schedule()  # and it fails: nothing is advanced
-    assert scheduler.blocks.find(first.keys) == []
+    assert scheduler.blocks.find(first.keys).length == 0
     scheduler.abort(first)
     scheduler.check_integrity()
     run(scheduler, [sequence(1, list(range(11)), 1)])
@@ -271,6 +275,46 @@ def test_rows_of_several_prompts_are_shared_out():
     assert [s.rows for s in scheduler.schedule()] == [5, 1, 1], "one each, and four that nobody else needs"
 
 
+def test_a_prompt_of_any_length_goes_through_a_window_and_a_step_of_pages():
+    scheduler = Scheduler(BlockManager(4, PAGE, windows=(6,), step_tokens=8), max_tokens=8, max_sequences=4)
+    assert most_pages(6, 8, PAGE) == 4
+    sequences = [sequence(i, list(range(1000 * i, 1000 * i + 150)), 20) for i in range(2)]
+    run(scheduler, sequences)
+    assert scheduler.preemptions == 0 and scheduler.blocks.free_pages == 4
+
+
+def test_what_a_window_sees_is_enough_to_go_on_from():
+    scheduler = Scheduler(BlockManager(30, PAGE, windows=(0, 6)), max_tokens=64, max_sequences=4)
+    run(scheduler, [sequence(0, list(range(20)), 3)])
+    again = sequence(1, list(range(18)), 1)
+    scheduler.add(again)
+    assert [(s.start, s.count) for s in scheduler.schedule()] == [(16, 2)]
+    full, windowed = again.tables
+    assert windowed.pages[:2] == [GONE, GONE] and windowed.first == 2, "position 16 sees 11 and what follows"
+    assert len(full.held) == 5 and len(windowed.held) == 3 and not set(full.held) & set(windowed.held)
+    scheduler.check_integrity()
+
+
+def test_a_chunk_is_as_long_as_there_are_pages_and_the_first_in_rank_takes_those_of_the_last():
+    blocks = BlockManager(20, PAGE, windows=(9,), step_tokens=9)
+    scheduler = Scheduler(blocks, max_tokens=9, max_sequences=4)
+    first, second = sequence(0, [1, 2], 50), sequence(1, list(range(100, 140)), 1)
+    for item in (first, second):
+        scheduler.add(item)
+        compute(scheduler, scheduler.schedule())
+    assert (first.room, second.computed, second.room) == (4, 8, 12)
+    assert blocks.extend([BlockTable()], blocks.free_pages * PAGE), "somebody else has the rest"
+    batch = scheduler.schedule()
+    assert [(s.sequence.id, s.count) for s in batch] == [(0, 1), (1, 4)]
+    compute(scheduler, batch)
+    for _ in range(4):  # the one page that went out of the second's sight
+        batch = scheduler.schedule()
+        assert [(s.sequence.id, s.count) for s in batch] == [(0, 1)] and second in scheduler.running
+        compute(scheduler, batch)
+    assert [(s.sequence.id, s.start) for s in scheduler.schedule()] == [(0, 8)]
+    assert (first.preemptions, second.preemptions) == (0, 1)
+
+
 class Guesses:
     """A drafter whose drafts a test decides, at most what it may."""
 
@@ -313,19 +357,24 @@ def test_a_step_with_a_prompt_verifies_nothing():
 
 class SchedulingMachine(RuleBasedStateMachine):
     """Random requests, steps, failed steps, refused drafts and drops; a model of the cache's memory says what each page
-    really holds, so a page that is shared, reused or published wrongly shows as contents of another text."""
+    really holds, so a page that is shared, reused, published or given back wrongly shows as contents of another text,
+    or as none: what nobody holds or finds is forgotten."""
 
     rules = steps = 0  # of all machines so far: rules carried out, and steps of the scheduler
 
-    @initialize(pages=st.integers(6, 14), budget=st.integers(1, 12), most=st.integers(1, 5), extra=st.integers(0, 4),
+    @initialize(windows=st.sampled_from([(0,), (0,), (0, 3), (0, 7), (1,), (6,), (0, 2, 9)]), spare=st.integers(0, 8),
+                budget=st.integers(1, 12), most=st.integers(1, 5), extra=st.integers(0, 4),
                 prefill=st.integers(1, 12), cache=st.booleans(), ageing=st.integers(0, 5))
-    def begin(self, pages, budget, most, extra, prefill, cache, ageing):
+    def begin(self, windows, spare, budget, most, extra, prefill, cache, ageing):
         self.guesses = Guesses()
         most = min(most, budget)
-        self.scheduler = Scheduler(BlockManager(pages, PAGE, cache), budget, most, max_prefill_tokens=prefill,
-                                   max_rows=most + extra, ageing_steps=ageing, drafter=self.guesses)
+        pages = sum(min(6, most_pages(w, budget, PAGE)) if w else 6 for w in windows) + spare
+        self.scheduler = Scheduler(BlockManager(pages, PAGE, cache, windows, budget), budget, most,
+                                   max_prefill_tokens=prefill, max_rows=most + extra, ageing_steps=ageing,
+                                   drafter=self.guesses)
         self.open: list[Sequence] = []
-        self.holds: dict[int, tuple[int, ...]] = {}  # slot: the text up to and with the token that was computed there
+        # slot: the group, and the text up to and with the token that was computed there
+        self.holds: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.number = 0
 
     @rule(stem=st.integers(0, 2), shared=st.integers(0, 12), own=st.integers(0, 6), answer=st.integers(1, 6),
@@ -360,20 +409,38 @@ class SchedulingMachine(RuleBasedStateMachine):
             assert sum(i.count for i in batch if i not in decoding) <= s.max_prefill_tokens
         for item in batch:
             self.write(item)
+        for item in batch:
+            self.read(item)
         if not fails:
             for item in batch:
                 self.take(item, min(right, len(item.drafts)))
 
     def write(self, item: Scheduled) -> None:
-        seq, end = item.sequence, item.start + item.count
-        text = (*seq.tokens[: end - len(item.drafts)], *item.drafts)
-        assert len(text) == end and item.start == seq.computed
-        for position in range(end):
-            slot = seq.table[position // PAGE] * PAGE + position % PAGE
-            if position < item.start:
-                assert self.holds.get(slot) == text[: position + 1], "attention would read another text"
-            else:
-                self.holds[slot] = text[: position + 1]
+        text = self.text(item)
+        assert item.start == item.sequence.computed
+        for group, table in enumerate(item.sequence.tables):
+            for position in range(item.start, len(text)):
+                self.holds[self.slot(table, position)] = group, text[: position + 1]
+
+    def read(self, item: Scheduled) -> None:
+        """What attention reads, once all of the step is written: all that the first query sees, and all behind it."""
+        text = self.text(item)
+        for group, table in enumerate(item.sequence.tables):
+            window = self.scheduler.blocks.windows[group]
+            for position in range(max(item.start - window + 1, 0) if window else 0, len(text)):
+                held = self.holds.get(self.slot(table, position))
+                assert held == (group, text[: position + 1]), "attention would read another text"
+
+    def text(self, item: Scheduled) -> tuple[int, ...]:
+        end = item.start + item.count
+        text = (*item.sequence.tokens[: end - len(item.drafts)], *item.drafts)
+        assert len(text) == end
+        return text
+
+    def slot(self, table: BlockTable, position: int) -> int:
+        page = table.pages[position // PAGE]
+        assert page != GONE, "a page that was given back is read or written"
+        return page * PAGE + position % PAGE
 
     def take(self, item: Scheduled, accepted: int) -> None:
         seq = item.sequence
@@ -406,6 +473,17 @@ class SchedulingMachine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
             assert {s.id for s in self.open} == {s.id for s in (*self.scheduler.waiting, *self.scheduler.running)}
+            held = {page for s in self.scheduler.running for table in s.tables for page in table.held}
+            for page in range(self.scheduler.blocks.pages):
+                known = self.scheduler.blocks.known(page)
+                if known is not None:
+                    group, text = self.holds[page * PAGE + PAGE - 1]
+                    keys: list[bytes] = []
+                    self.scheduler.blocks.extend_keys(keys, text, len(text) // PAGE)
+                    assert len(text) % PAGE == 0 and known == (group, keys[-1]), "a page is known by another's key"
+                elif page not in held:
+                    for slot in range(page * PAGE, (page + 1) * PAGE):
+                        self.holds.pop(slot, None)
 
     def teardown(self):
         for _ in range(10_000):

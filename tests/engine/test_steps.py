@@ -1,7 +1,10 @@
 """A step's inputs say which tokens are computed where, and after which of them logits are wanted."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from kforge.engine.block_manager import GONE, BlockTable
 from kforge.engine.request import SamplingParams, Sequence
 from kforge.engine.scheduler import Scheduled
 from kforge.engine.steps import StepInputs, StepLimits
@@ -11,7 +14,7 @@ LIMITS = StepLimits(max_tokens=16, max_sequences=8, pages=9, page_tokens=PAGE, c
 
 
 def sequence(number: int, tokens: list[int], table: list[int]) -> Sequence:
-    return Sequence(number, tokens, len(tokens), SamplingParams(), 24, table=table)
+    return Sequence(number, tokens, len(tokens), SamplingParams(), 24, tables=[BlockTable(table)])
 
 
 def test_tokens_drafts_slots_and_rows_of_a_mixed_step():
@@ -24,23 +27,39 @@ def test_tokens_drafts_slots_and_rows_of_a_mixed_step():
     assert shape == (11, 4, 7, 6)
     assert inputs.ids[:11].tolist() == [12, 22, 27, 28, 29, 31, 32, 33, 40, 41, 42]
     assert inputs.positions[:11].tolist() == [2, 2, 3, 4, 5, 1, 2, 3, 0, 1, 2]
-    assert inputs.slots[:11].tolist() == [22, 10, 11, 28, 29, 5, 6, 7, 32, 33, 34]
+    assert inputs.groups[0].slots[:11].tolist() == [22, 10, 11, 28, 29, 5, 6, 7, 32, 33, 34]
     assert inputs.query_start[:5].tolist() == [0, 1, 5, 8, 11]
     assert inputs.context[:4].tolist() == [3, 6, 4, 3]
     assert inputs.index[:7].tolist() == [0, 1, 2, 3, 4, 9, 10]
-    assert inputs.block_table[1, :2].tolist() == [2, 7]
+    assert inputs.groups[0].block_table[1, :2].tolist() == [2, 7]
 
 
 def test_a_table_that_started_afresh_replaces_the_one_that_was_there():
     inputs = StepInputs(LIMITS, np.zeros)
     item = sequence(0, [1, 2, 3, 4, 5], [5, 6])
     inputs.fill([Scheduled(item, 0, 5, 1, True)])
-    item.table = [5, 6, 7]
+    item.tables[0].pages.append(7)
     inputs.fill([Scheduled(item, 4, 1, 1, True)])
-    assert inputs.block_table[0, :3].tolist() == [5, 6, 7], "a table grows"
-    item.table, item.table_version = [3, 4, 8], 1
+    assert inputs.groups[0].block_table[0, :3].tolist() == [5, 6, 7], "a table grows"
+    item.tables, item.table_version = [BlockTable([3, 4, 8])], 1
     inputs.fill([Scheduled(item, 4, 1, 1, True)])
-    assert inputs.block_table[0, :3].tolist() == [3, 4, 8]
+    assert inputs.groups[0].block_table[0, :3].tolist() == [3, 4, 8]
     other = sequence(1, [1, 2, 3, 4, 5], [0, 1, 2])
     inputs.fill([Scheduled(other, 4, 1, 1, True)])
-    assert inputs.block_table[0, :3].tolist() == [0, 1, 2]
+    assert inputs.groups[0].block_table[0, :3].tolist() == [0, 1, 2]
+
+
+def test_every_group_has_slots_and_a_table_of_its_own_in_which_what_is_gone_is_named_no_more():
+    inputs = StepInputs(replace(LIMITS, groups=2), np.zeros)
+    full, windowed = BlockTable([5, 6, 1]), BlockTable([7, 0, 3])
+    item = Sequence(0, list(range(10)), 10, SamplingParams(), 24, tables=[full, windowed])
+    inputs.fill([Scheduled(item, 4, 5, 0)])
+    assert [g.slots[:5].tolist() for g in inputs.groups] == [[24, 25, 26, 27, 4], [0, 1, 2, 3, 12]]
+    windowed.pages[:2], windowed.first = [GONE, GONE], 2
+    inputs.fill([Scheduled(item, 9, 1, 1, True)])
+    assert [g.slots[0] for g in inputs.groups] == [5, 13]
+    assert [g.block_table[0, :3].tolist() for g in inputs.groups] == [[5, 6, 1], [GONE, GONE, 3]]
+    tables = [BlockTable([2, 4, 8]), BlockTable([GONE, 7, 0], 1)]
+    other = Sequence(1, list(range(10)), 10, SamplingParams(), 24, tables=tables)
+    inputs.fill([Scheduled(other, 9, 1, 1, True)])
+    assert [g.block_table[0, :3].tolist() for g in inputs.groups] == [[2, 4, 8], [GONE, 7, 0]]
