@@ -60,6 +60,9 @@ SHAPES = (
     Shape("smollm2 head", 49152, 576, "q8_0"),
     Shape("llama qkv", 3072, 2048, "q4_0"), Shape("llama o", 2048, 2048, "q4_0", "residual"),
     Shape("llama gate_up", 16384, 2048, "q4_0", "silu_gate"), Shape("llama down", 2048, 8192, "q4_0", "residual"),
+    Shape("llama w8a8 o", 2048, 2048, "int8_channel", "residual", "a8_token"),
+    Shape("llama w8a8 gate_up", 16384, 2048, "int8_channel", "silu_gate", "a8_token"),
+    Shape("llama w8a8 down", 2048, 8192, "int8_channel", "residual", "a8_token"),
     Shape("llama head", 128256, 2048, "q6_k"), Shape("llama qkv bf16", 3072, 2048, "bf16", act="f32"),
 )
 
@@ -90,7 +93,7 @@ def packed(shape: Shape, problem: Problem) -> np.ndarray:
 
 def kernel_of(problem: Problem, target: Target, given: dict[str, Attr]) -> tuple[Kernel, str]:
     """The first applicable template, widest vectors first, built with its defaults but for ``given``."""
-    order = ("a8_vnni", "f32_avx512", "a8_avx2", "f32_avx2", "portable")
+    order = ("a8_vnni", "a8_token_vnni", "f32_avx512", "a8_avx2", "a8_token_avx2", "f32_avx2", "portable")
     found = {t.path.rsplit("/", 1)[1].split(".")[0]: t for t in templates.load("linear")}
     name = next(n for n in order if found[n].applies(problem, target) is None)
     known = {p.name for p in found[name].params}

@@ -123,7 +123,7 @@ def model_path(name: str) -> Path:
     if not name.startswith("synth:"):
         return resolve(name)
     _, shape, fmt = name.split(":")
-    path = cache_dir() / "models" / f"{shape}-{fmt}-synth.gguf"
+    path = cache_dir() / "models" / f"{shape}-{fmt}-synth{'' if fmt == 'w8a8' else '.gguf'}"
     if not path.exists():
         from kforge.models.synth import synth
 

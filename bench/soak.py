@@ -3,8 +3,10 @@
     python bench/soak.py [MODEL] [--minutes 60] [--clients 24] [--kernels default] [--seed 0] [--json soak.json]
 
 MODEL is by default a small one with random weights, so that most of the time goes where the server's own faults would
-be. The server gets a KV cache that is too small for what it runs, so answers are preempted; every answer that comes to
-its end is compared with the one that the same engine gives alone. Exit code 1 when anything is amiss.
+be. The server gets a KV cache that is too small for what it runs, so answers are preempted, and guesses tokens. Every
+answer that comes to its end is compared with the one that an engine gives alone, without guesses or shared pages: text,
+why it ended, number of tokens, log probabilities to the bit; what had come when a client left must be its beginning.
+When the time is over everything is asked once more, one by one. Exit code 1 when anything is amiss.
 """
 
 from __future__ import annotations
@@ -14,57 +16,27 @@ import asyncio
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import openai
 import psutil
 from measuring import write_json
 from prometheus_client.parser import text_string_to_metric_families
+from soak_clients import PATIENCE, Ask, Tally, catalogue, client_loop, whole
 
 from kforge.core.errors import KforgeError
-from kforge.engine.engine import Engine
-from kforge.models import load
 from kforge.models.synth import synth
-from kforge.server.plan import Planner
-from kforge.server.schema import ChatRequest, CompletionRequest, parse
-from kforge.server.serving import served_name
 
 SEQUENCES, QUEUE, KV_TOKENS = 16, 16, 1536
-PATIENCE = 120.0  # seconds after which a request counts as stuck
-SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}, "legs": {"type": "integer", "minimum": 0,
-          "maximum": 99}, "names": {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 3}},
-          "required": ["kind", "legs", "names"], "additionalProperties": False}
-WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "rain", "falls", "on", "grey")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A request, and what the engine says to it alone, by choice."""
-
-    path: str
-    body: dict[str, Any]
-    expected: tuple[str, ...]
-
-
-@dataclass
-class Tally:
-    """What came of the requests."""
-
-    ended: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-
-    def wrongly(self, what: str) -> None:
-        self.ended["wrong"] += 1
-        if len(self.wrong) < 20:
-            self.wrong.append(what)
+HEALTH_PATIENCE = 10.0  # seconds in which the server must say that it is well, whatever it does
+ALLOWED_GROWTH = 0.03, 6 << 20  # of resident memory, from the middle of the time to its end: the larger of the two
 
 
 @dataclass(frozen=True)
@@ -76,16 +48,30 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Sample:
+    """The server's process. ``resident``: bytes; ``requests``: that clients have made until then."""
+
     seconds: float
-    resident: int  # bytes
+    resident: int
     handles: int
+    threads: int
+    children: int
+    requests: int
 
 
 @dataclass
 class Seen:
+    """``after``: what came of asking everything once more. ``health``: seconds that each look at /health took."""
+
     tally: Tally = field(default_factory=Tally)
+    after: Tally = field(default_factory=Tally)
     samples: list[Sample] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)  # at the end
+
+    @property
+    def rest(self) -> bool:
+        """Whether nothing is held or waited for."""
+        return not any(self.metrics[f"kforge_{what}"] for what in ("running", "waiting", "kv_pages_used"))
 
 
 def main() -> None:
@@ -103,60 +89,15 @@ def main() -> None:
         if model is None:
             model = str(Path(folder) / "tiny.gguf")
             synth("tiny-llama-test", "q4_0", Path(model))
-        asks = catalogue(model, given.kernels, given.asks, random.Random(given.seed))
+        asks = catalogue(model, given.kernels, KV_TOKENS, given.asks, random.Random(given.seed))
         print(f"{len(asks)} requests answered alone", flush=True)
         verdicts, figures = soak(model, given, asks, Path(folder) / "stderr.txt")
     for verdict in verdicts:
         print(f"{'holds' if verdict.holds else 'FAILS':6} {verdict.name}: {verdict.told}")
-    command = f"python bench/soak.py {given.model or ''} --minutes {given.minutes:g} --clients {given.clients}"
+    command = (f"python bench/soak.py {given.model or ''} --minutes {given.minutes:g} --clients {given.clients} "
+               f"--seed {given.seed}")
     write_json(given.json, command, {**figures, "verdicts": [asdict(verdict) for verdict in verdicts]})
     sys.exit(0 if all(verdict.holds for verdict in verdicts) else 1)
-
-
-def catalogue(name: str, kernels: str, count: int, rng: random.Random) -> list[Ask]:
-    """Random requests with their answers from an engine that runs each alone."""
-    model = load(name)
-    engine = Engine(model, kernels, kv_tokens=KV_TOKENS, max_sequences=SEQUENCES)
-    planner = Planner(model, engine.limits.context)
-    asks = []
-    for _ in range(count):
-        path, body = random_body(served_name(name), rng)
-        chat = path.endswith("chat/completions")
-        raw = httpx2.Request("POST", "http://localhost", json=body).read()
-        plan = planner.chat(parse(ChatRequest, raw)) if chat else planner.completion(parse(CompletionRequest, raw))
-        said = [engine.generate([job.prompt], job.params)[0].text for job in plan.jobs]
-        echoes = plan.echoes or ("",) * len(said)
-        asks.append(Ask(path, body, tuple(echo + text for echo, text in zip(echoes, said, strict=True))))
-    engine.close()
-    return asks
-
-
-def random_body(model: str, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    body: dict[str, Any] = {"model": model, "max_tokens": rng.choice((1, 8, 24, 60, 150)),
-                            "seed": rng.randrange(1 << 32), "temperature": rng.choice((0, 0, 0.7, 1.0, 1.4))}
-    if rng.random() < 0.3:
-        body["top_p"] = rng.choice((0.5, 0.9))
-    if rng.random() < 0.25:
-        body["n"] = rng.randint(2, 4)
-    if rng.random() < 0.25:
-        body["stop"] = rng.sample("etaoinshr", 2)
-    # Some prompts begin alike, so that pages are shared.
-    text = " ".join(rng.choices(WORDS, k=rng.choice((1, 5, 30, 120))))
-    if rng.random() < 0.4:
-        text = " ".join(WORDS * 4) + " " + text
-    if rng.random() < 0.5:
-        body["prompt"] = text
-        if rng.random() < 0.3:
-            body |= {"echo": True, "logprobs": 1}
-        return "/v1/completions", body
-    body["messages"] = [{"role": "user", "content": text}]
-    if rng.random() < 0.25:
-        wanted = {"name": "pet", "schema": SCHEMA}
-        body |= {"response_format": {"type": "json_schema", "json_schema": wanted}, "max_tokens": 150}
-        body.pop("stop", None)
-    elif rng.random() < 0.3:
-        body |= {"logprobs": True, "top_logprobs": 2}
-    return "/v1/chat/completions", body
 
 
 def soak(model: str, given: argparse.Namespace, asks: list[Ask], log: Path) -> tuple[list[Verdict], dict[str, object]]:
@@ -182,38 +123,23 @@ def soak(model: str, given: argparse.Namespace, asks: list[Ask], log: Path) -> t
           f"{seen.metrics['kforge_generated_tokens_total']:.0f} tokens, "
           f"{seen.metrics['kforge_preemptions_total']:.0f} preemptions")
     samples = [asdict(sample) for sample in seen.samples[:: max(1, len(seen.samples) // 200)]]
-    figures: dict[str, object] = {"requests": dict(seen.tally.ended), "samples": samples, "metrics": seen.metrics}
-    return judged(seen, code, log.read_text()), figures
-
-
-def judged(seen: Seen, code: int, log: str) -> list[Verdict]:
-    ended, metrics = seen.tally.ended, seen.metrics
-    first, begin, end = seen.samples[0], seen.samples[len(seen.samples) // 5], seen.samples[-1]
-    complete = ended["whole"] + ended["streamed"]
-    return [
-        Verdict("answers equal to those alone", complete > 0 and not ended["wrong"],
-                f"{complete} compared, {ended['wrong']} differ {seen.tally.wrong or ''}"),
-        Verdict("no request is stuck", not ended["stuck"], f"{ended['stuck']} took longer than {PATIENCE:g} s"),
-        Verdict("no answer is left over", metrics["kforge_running"] == metrics["kforge_waiting"] == 0,
-                f"{metrics['kforge_running']:g} run, {metrics['kforge_waiting']:g} wait"),
-        Verdict("no page of the KV cache is lost", metrics["kforge_kv_pages_used"] == 0,
-                f"{metrics['kforge_kv_pages_used']:g} of {metrics['kforge_kv_pages']:g} in use at the end"),
-        Verdict("no file handle is lost", end.handles <= first.handles + 2,
-                f"{first.handles} before, {end.handles} after"),
-        Verdict("memory is bounded", end.resident - begin.resident <= max(begin.resident // 20, 32 << 20),
-                f"{begin.resident >> 20} MiB after a fifth of the time, {end.resident >> 20} MiB at the end"),
-        Verdict("it ends well", code == 0 and "Traceback" not in log, f"exit code {code}; {log[-300:]}"),
-    ]
+    figures: dict[str, object] = {"requests": dict(seen.tally.ended), "slowest": seen.tally.slowest,
+                                  "slowest_health": max(seen.health, default=0.0), "samples": samples,
+                                  "metrics": seen.metrics}
+    return judged(seen, code, log.read_text(), len(asks)), figures
 
 
 async def load_on(url: str, pid: int, given: argparse.Namespace, asks: list[Ask]) -> Seen:
-    """Lets the clients loose until the time is over, then waits for the server to come to rest."""
+    """Lets the clients loose until the time is over, waits for the server to come to rest, and asks all once more."""
     began, process = time.monotonic(), psutil.Process(pid)
     deadline = began + 60 * given.minutes
     seen = Seen()
 
     def look() -> None:
-        seen.samples.append(Sample(time.monotonic() - began, process.memory_info().rss, process.num_fds()))
+        with process.oneshot():
+            seen.samples.append(Sample(time.monotonic() - began, process.memory_info().rss, process.num_fds(),
+                                       process.num_threads(), len(process.children()),
+                                       sum(seen.tally.ended.values())))
 
     look()
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
@@ -222,124 +148,116 @@ async def load_on(url: str, pid: int, given: argparse.Namespace, asks: list[Ask]
         workers = [asyncio.create_task(loop) for loop in loops]
         while time.monotonic() < deadline:
             await asyncio.sleep(min(1.0, max(deadline - time.monotonic(), 0)))
+            seen.health.append(await health(url))
             look()
         await asyncio.gather(*workers)
-    for _ in range(100):
-        await asyncio.sleep(0.2)
-        seen.metrics = metrics = await read_metrics(url)
-        if metrics["kforge_running"] == metrics["kforge_waiting"] == metrics["kforge_kv_pages_used"] == 0:
-            break
+        await rest(url, seen)
+        calm = random.Random(0)
+        for ask in asks:
+            try:
+                await whole(url, client, ask, calm, seen.after)
+                seen.after.ended["whole"] += 1
+            except openai.APIError as error:
+                seen.after.wrongly(f"{ask.body}: {error!r}")
+        await fill(url, client, seen.after, asks[0].body["model"])
+    await rest(url, seen)
     await asyncio.sleep(1)  # connections that clients have closed
     look()
     return seen
 
 
-async def client_loop(url: str, client: openai.AsyncOpenAI, asks: list[Ask], rng: random.Random, deadline: float,
-                      tally: Tally) -> None:
-    while time.monotonic() < deadline:
-        act = rng.choices((whole, streamed, left, half_sent, bad), (30, 30, 20, 5, 15))[0]
-        try:
-            tally.ended[await asyncio.wait_for(act(url, client, rng.choice(asks), rng, tally), PATIENCE)] += 1
-        except (openai.RateLimitError, _Full):
-            tally.ended["429"] += 1
-            await asyncio.sleep(0.05 * rng.random())
-        except (TimeoutError, openai.APITimeoutError):
-            tally.ended["stuck"] += 1
-        except (openai.APIError, httpx2.HTTPError, OSError) as error:
-            tally.wrongly(f"{act.__name__}: {error!r}")
-
-
-class _Full(Exception):
-    pass
-
-
-async def whole(url: str, client: openai.AsyncOpenAI, ask: Ask, rng: random.Random, tally: Tally) -> str:
-    said = await client.post(ask.path.removeprefix("/v1"), cast_to=dict[str, Any], body=ask.body)
-    compare(ask, [_text(choice) for choice in said["choices"]], tally)
-    return "whole"
-
-
-async def streamed(url: str, client: openai.AsyncOpenAI, ask: Ask, rng: random.Random, tally: Tally) -> str:
-    texts = [""] * len(ask.expected)
-    async for chunk in await _stream(client, ask):
-        for choice in chunk.choices:
-            texts[choice.index] += (choice.delta.content if hasattr(choice, "delta") else choice.text) or ""
-        if rng.random() < 0.01:
-            await asyncio.sleep(0.05)  # a slow reader
-    compare(ask, texts, tally)
-    return "streamed"
-
-
-async def left(url: str, client: openai.AsyncOpenAI, ask: Ask, rng: random.Random, tally: Tally) -> str:
-    """A client that goes away: out of a stream after some chunks, or before a whole answer has come."""
-    if rng.random() < 0.5:
-        stream = await _stream(client, ask)
-        chunks = rng.randint(0, 20)
-        async for _ in stream:
-            chunks -= 1
-            if chunks < 0:
-                break
-        await stream.close()
-        return "left"
+async def health(url: str) -> float:
+    """Seconds until the server says that it is well; infinite where it does not."""
+    began = time.monotonic()
     try:
-        await asyncio.wait_for(whole(url, client, ask, rng, tally), rng.random() * 0.3)
-    except TimeoutError:
-        return "left"
-    return "whole"
+        async with httpx2.AsyncClient(timeout=HEALTH_PATIENCE) as plain:
+            answer = await plain.get(f"{url}/health")
+    except httpx2.HTTPError:
+        return float("inf")
+    return time.monotonic() - began if answer.status_code == 200 else float("inf")
 
 
-async def half_sent(url: str, client: openai.AsyncOpenAI, ask: Ask, rng: random.Random, tally: Tally) -> str:
-    """Half a request, then nothing."""
-    host, port = url.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST {ask.path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    head += "Content-Length: 500\r\n\r\n{"
-    writer.write(head[: rng.randint(1, len(head))].encode())
-    await writer.drain()
-    writer.close()
-    return "half sent"
+async def fill(url: str, client: openai.AsyncOpenAI, tally: Tally, model: str) -> None:
+    """A request that takes the whole KV cache: it comes to an end only if no page is lost."""
+    body = {"model": model, "prompt": [5] * (KV_TOKENS - 2), "max_tokens": 2, "temperature": 0}
+    try:
+        await client.post("/completions", cast_to=dict, body=body, options={"timeout": PATIENCE})
+    except openai.APIError as error:
+        tally.wrongly(f"a request for the whole KV cache: {error!r}")
 
 
-async def bad(url: str, client: openai.AsyncOpenAI, ask: Ask, rng: random.Random, tally: Tally) -> str:
-    """A request that must be refused, with the status that it must get."""
-    content, status, path = rng.choice((
-        (b"{", 400, ask.path),
-        (_json({**ask.body, "temperature": "warm"}), 400, ask.path),
-        (_json({**ask.body, "frobnicate": 1}), 400, ask.path),
-        (_json({**ask.body, "max_tokens": 10**6}), 400, ask.path),
-        (_json({**ask.body, "model": "other"}), 404, ask.path),
-        (_json({**ask.body}), 404, "/v1/nothing"),
-        (b"x" * (9 << 20), 413, ask.path),
-    ))
-    async with httpx2.AsyncClient(timeout=PATIENCE) as plain:
-        answer = await plain.post(url + path, content=content, headers={"content-type": "application/json"})
-    if answer.status_code != status or set(answer.json()["error"]) != {"message", "type", "param", "code"}:
-        tally.wrongly(f"status {answer.status_code} for what should get {status}: {answer.text[:200]}")
-    return "refused"
+async def rest(url: str, seen: Seen) -> None:
+    """Waits, 20 s at most, until the server has nothing to do."""
+    for _ in range(100):
+        await asyncio.sleep(0.2)
+        async with httpx2.AsyncClient() as plain:
+            text = (await plain.get(f"{url}/metrics")).text
+        seen.metrics = {}
+        for family in text_string_to_metric_families(text):
+            for s in family.samples:
+                if not s.labels or s.name == "kforge_answers_total":
+                    seen.metrics[" ".join([s.name, *s.labels.values()])] = s.value
+        if seen.rest:
+            return
 
 
-def compare(ask: Ask, texts: list[str], tally: Tally) -> None:
-    if tuple(texts) != ask.expected:
-        tally.wrongly(f"{ask.body} said {texts}, alone {ask.expected}")
+def judged(seen: Seen, code: int, log: str, asks: int) -> list[Verdict]:
+    """What must hold, and whether it does."""
+    ended, after, metrics = seen.tally.ended, seen.after, seen.metrics
+    first, end = seen.samples[0], seen.samples[-1]
+    early = seen.samples[len(seen.samples) // 5]
+    complete = ended["whole"] + ended["streamed"]
+    slowest = max(seen.health, default=float("inf"))
+    return [
+        Verdict("answers equal to those alone", complete > 0 and not ended["wrong"],
+                f"{complete} compared, {ended['wrong']} differ {seen.tally.wrong or ''}"),
+        Verdict("afterwards everything is answered as before", not after.wrong and after.ended["whole"] == asks,
+                f"{after.ended['whole']} of {asks}, and one that needs the whole KV cache {after.wrong or ''}"),
+        Verdict("no request is stuck", not ended["stuck"],
+                f"{ended['stuck']} took longer than {PATIENCE:g} s, the slowest other {seen.tally.slowest:.1f} s"),
+        Verdict("it always says that it is well", slowest <= HEALTH_PATIENCE,
+                f"{len(seen.health)} times, within {slowest:.2f} s"),
+        Verdict("no answer is left over", metrics["kforge_running"] == metrics["kforge_waiting"] == 0,
+                f"{metrics['kforge_running']:g} run, {metrics['kforge_waiting']:g} wait"),
+        Verdict("no page of the KV cache is lost", metrics["kforge_kv_pages_used"] == 0,
+                f"{metrics['kforge_kv_pages_used']:g} of {metrics['kforge_kv_pages']:g} in use at the end"),
+        Verdict("no file handle is lost", end.handles <= first.handles + 2,
+                f"{first.handles} before, {end.handles} after"),
+        Verdict("no thread or process is lost", end.threads <= early.threads + 2 and end.children <= first.children,
+                f"{early.threads} threads after a fifth of the time, {end.threads} at the end; "
+                f"{first.children} processes before, {end.children} after"),
+        grown(seen.samples),
+        exercised(seen),
+        Verdict("it ends well", code == 0 and "Traceback" not in log, f"exit code {code}; {log[-300:]}"),
+    ]
 
 
-async def _stream(client: openai.AsyncOpenAI, ask: Ask) -> Any:
-    kind = client.chat.completions if "messages" in ask.body else client.completions
-    return await kind.create(**ask.body, stream=True)
+def grown(samples: list[Sample]) -> Verdict:
+    """Resident memory from the middle of the time to its end: the first half is for what fills up once (pools, caches
+    of grammars, the allocator's own), a leak goes on at the same pace."""
+    tenth = max(len(samples) // 10, 1)
+    middle = samples[len(samples) // 2 - tenth : len(samples) // 2] or samples[:1]
+    last = samples[-tenth:]
+    before, after = (statistics.median(s.resident for s in some) for some in (middle, last))
+    requests = last[0].requests - middle[0].requests
+    allowed = max(ALLOWED_GROWTH[0] * before, ALLOWED_GROWTH[1])
+    each = f"{(after - before) / requests:.0f} bytes a request" if requests else "no request in between"
+    return Verdict("memory is bounded", after - before <= allowed,
+                   f"{before / 2**20:.1f} MiB in the middle of the time, {after / 2**20:.1f} MiB at its end; {each}, "
+                   f"{allowed / 2**20:.0f} MiB allowed")
 
 
-def _text(choice: dict[str, Any]) -> str:
-    return choice["message"]["content"] if "message" in choice else choice["text"]
-
-
-def _json(body: dict[str, Any]) -> bytes:
-    return httpx2.Request("POST", "http://localhost", json=body).read()
-
-
-async def read_metrics(url: str) -> dict[str, float]:
-    async with httpx2.AsyncClient() as plain:
-        text = (await plain.get(f"{url}/metrics")).text
-    return {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples if not s.labels}
+def exercised(seen: Seen) -> Verdict:
+    """A run in which nothing happened proves nothing."""
+    counts = {what: float(seen.tally.ended[what]) for what in
+              ("whole", "streamed", "left", "half sent", "unread", "refused")}
+    counts |= {what: seen.metrics.get(f"kforge_{name}_total", 0.0) for what, name in (
+        ("preemptions", "preemptions"), ("prefix hits", "prefix_hit_tokens"), ("guesses", "drafted_tokens"),
+        ("accepted guesses", "accepted_tokens"))}
+    counts["aborted answers"] = seen.metrics.get("kforge_answers_total aborted", 0.0)
+    missing = [what for what, count in counts.items() if not count]
+    told = ", ".join(f"{count:.0f} {what}" for what, count in counts.items())
+    return Verdict("all that could go wrong was tried", not missing, told)
 
 
 if __name__ == "__main__":

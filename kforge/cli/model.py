@@ -34,20 +34,20 @@ def synth(
                             "qwen3-30b-a3b or gpt-oss-20b."),
     ],
     file_format: Annotated[
-        str, typer.Option("--format", help="q4_0, q4_1, q8_0, q4_k_m, mxfp4_moe, bf16 or f16.")
+        str, typer.Option("--format", help="q4_0, q4_1, q8_0, q4_k_m, mxfp4_moe, bf16, f16, or w8a8 (a folder).")
     ] = "q4_0",
     layers: Annotated[int | None, typer.Option(help="Write only this many layers.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The file to write; the cache by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file or folder to write; the cache by default.")] = None,
 ) -> None:
-    """Write a GGUF file with random weights, typed as llama.cpp's quantiser would, and print its path."""
+    """Write a GGUF file with random weights, typed as llama.cpp's quantiser would, or a W8A8 folder; print its path."""
     from kforge.core.paths import cache_dir
     from kforge.models.synth import synth as write
     from kforge.models.synth_plan import plan
 
     what = plan(name, file_format, layers)
     cut = f"-{layers}l" if layers is not None else ""
-    path = out or cache_dir() / "models" / f"{what.config.name}{cut}-{what.file_format}.gguf"
+    path = out or cache_dir() / "models" / f"{what.config.name}{cut}-{what.file_format}{what.file_format.suffix}"
     write(name, file_format, path, layers, seed)
     print(path)
 

@@ -23,8 +23,18 @@ def serve(
     max_sequences: Annotated[int, typer.Option(min=1, help="Answers that run at once.")] = 64,
     max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait beside them; more get a 429.")] = 256,
     speculate: Annotated[
-        str | None, typer.Option(help="ngram: guess tokens by looking them up in prompt and answer, where that pays.")
+        str | None,
+        typer.Option(help="Guess tokens, where that pays. ngram: look them up in prompt and answer; draft: ask "
+                          "--draft-model."),
     ] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="A smaller model with the same vocabulary, for --speculate draft.")
+    ] = None,
+    relaxed_sampling: Annotated[
+        bool,
+        typer.Option("--relaxed-sampling", help="Accept more guesses for answers that sample: the same distribution, "
+                                                "but not the same answer for the same seed."),
+    ] = False,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that answers have to end when the server ends.")] = 30.0,
     isolate: Isolate = None,
 ) -> None:
@@ -35,10 +45,13 @@ def serve(
     from kforge.server.serving import serve as run
 
     opened = open_model(model)
+    draft = None if draft_model is None else open_model(draft_model)
     chosen = usable_kernels(kernels)
 
     def make_engine() -> Engine:
-        return Engine(opened, chosen, threads=threads, kv=kv, kv_tokens=kv_tokens, max_sequences=max_sequences,
-                      isolate=isolate, max_prefill_tokens_per_step=SERVING_PREFILL_TOKENS, speculate=speculate)
+        return Engine(opened, chosen, threads=threads, kv=kv, kv_tokens=kv_tokens,
+                      max_sequences=max_sequences, isolate=isolate,
+                      max_prefill_tokens_per_step=SERVING_PREFILL_TOKENS, speculate=speculate,
+                      draft_model=draft, relaxed_sampling=relaxed_sampling)
 
     run(served_name(model), opened, make_engine, Options(host, port, max_sequences + max_queue, grace))

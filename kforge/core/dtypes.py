@@ -39,6 +39,7 @@ class WeightFormat(StrEnum):
     Q5_K = "q5_k"
     Q6_K = "q6_k"
     MXFP4 = "mxfp4"
+    INT8_CHANNEL = "int8_channel"  # of compressed-tensors: int8 with one scale for each row
 
     @property
     def traits(self) -> FormatTraits:
@@ -47,6 +48,17 @@ class WeightFormat(StrEnum):
     @property
     def quantized(self) -> bool:
         return self.traits.bits < 16
+
+    @property
+    def acts(self) -> tuple[str, ...]:
+        """Activations that a product with it is defined for: int8 ones first, where there are any."""
+        if not self.quantized:
+            return ("f32",)
+        return ("a8_token" if self.traits.row_scale else "a8", "f32")
+
+    def act(self, wanted: str) -> str:
+        """The activations that ``wanted``, a user's "a8" (int8) or "f32", means for it."""
+        return self.acts[0] if wanted == "a8" else "f32"
 
 
 @dataclass(frozen=True)
@@ -57,9 +69,10 @@ class FormatTraits:
     or ``table[code]`` where there is a table.  ``d`` holds for ``group`` consecutive k, ``m`` is zero unless
     ``has_min``.  With ``superblock`` > 0 (the K formats), ``d`` and ``m`` are products of a float16 per ``superblock``
     values and a small integer per group (both products exact in float32); with ``e8m0`` a scale is a byte e and
-    ``d = 2^(e - 128)``.
+    ``d = 2^(e - 128)``; with ``row_scale`` there is one float32 ``d`` for a whole row.
     Sources: the block structures of GGUF, as documented by the ``gguf`` package's ``quants.py``; for mxfp4 the OCP
-    Microscaling Formats specification, version 1.0.
+    Microscaling Formats specification, version 1.0; for int8_channel the ``compressed-tensors`` package, whose int8
+    (``int-quantized``) is signed: here u = value + 128, and ``file_bytes`` leaves out the scale of the row.
     """
 
     bits: int
@@ -71,6 +84,7 @@ class FormatTraits:
     file_bytes: int  # bytes per block in a model file
     table: tuple[int, ...] = ()  # u of each stored code; empty: the code itself
     e8m0: bool = False  # scales are bytes, exponents of two
+    row_scale: bool = False  # one float32 scale for all k of a row; ``group`` is then only what values are packed by
 
     @property
     def bits_per_weight(self) -> float:
@@ -92,4 +106,5 @@ TRAITS = {
     WeightFormat.Q5_K: FormatTraits(5, 32, 0, True, 256, 256, 176),
     WeightFormat.Q6_K: FormatTraits(6, 16, 32, False, 256, 256, 210),
     WeightFormat.MXFP4: FormatTraits(4, 32, 12, False, 0, 32, 17, _E2M1, True),
+    WeightFormat.INT8_CHANNEL: FormatTraits(8, 32, 128, False, 0, 32, 32, row_scale=True),
 }

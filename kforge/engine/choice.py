@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kforge.core.errors import KforgeError
+from kforge.engine.rejection import Guess, verified
 from kforge.engine.request import Constraint, Logprobs, Sequence
-from kforge.engine.sampling import log_probabilities, sample
+from kforge.engine.sampling import distribution, log_probabilities, sample
 
 
 class Choice(NamedTuple):
@@ -21,13 +22,20 @@ class ConstraintError(KforgeError):
     """A request's constraint raised, or allowed nothing: this request can't go on, others can."""
 
 
-def choose(logits: np.ndarray, sequence: Sequence) -> Choice:
-    """The sequence's next token by its logits f32[V], if its constraint allows any. Raises ``ConstraintError``."""
+def choose(logits: np.ndarray, sequence: Sequence, guess: Guess | None = None) -> Choice:
+    """The sequence's next token by its logits f32[V], if its constraint allows any. Raises ``ConstraintError``.
+
+    ``guess``: what was guessed in its place, for rejection sampling; the token is the same without it where the request
+    does not sample, and another draw from the same distribution where it does.
+    """
     params = sequence.params
     allowed = None
     if params.constraint is not None:
         allowed = _allowed(params.constraint, sequence.generated, len(logits))
-    token = sample(logits, params, sequence.wanted, allowed)
+    if guess is None or params.greedy:
+        token = sample(logits, params, sequence.wanted, allowed)
+    else:
+        token = verified(distribution(logits, params, allowed), guess, params.seed, sequence.wanted)
     return Choice(token, None if params.logprobs is None else log_probabilities(logits, token, params.logprobs))
 
 

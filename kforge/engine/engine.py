@@ -15,11 +15,15 @@ from kforge.core.errors import KforgeError
 from kforge.engine import request
 from kforge.engine.block_manager import BlockManager
 from kforge.engine.choice import ConstraintError, choose, score_prompt
-from kforge.engine.drafting import Speculation, guessing
+from kforge.engine.draft_model import DraftModel, DraftStats, ModelDrafter
+from kforge.engine.drafting import Guesser, Speculation
 from kforge.engine.memory import require_memory
+from kforge.engine.rejection import Guess
 from kforge.engine.request import Completion, FinishReason, Output, SamplingParams
-from kforge.engine.runner import KernelUse, Runner, RunnerOptions
+from kforge.engine.runner import KernelUse, RunnerOptions
+from kforge.engine.runners import Runners
 from kforge.engine.scheduler import PrefixStats, Scheduled, Scheduler
+from kforge.engine.speculation import guessing
 from kforge.engine.stats import EngineStats
 from kforge.engine.steps import StepLimits
 from kforge.engine.text import TextStream
@@ -48,7 +52,10 @@ class Engine:
     ``prefix_cache``: what is computed is found again by later prompts that begin alike.
     ``max_prefill_tokens_per_step``: prompt tokens of a step in which others decode, which bounds how long those wait
     (None: the step's whole budget).
-    ``speculate``: "ngram" guesses tokens by prompt look-up, where that pays; or a ``Speculation`` of this engine's own.
+    ``speculate``: tokens are guessed, where that pays: "ngram" by prompt look-up, "draft" by ``draft_model``, a smaller
+    model with the same vocabulary; or a ``Speculation`` or ``DraftModel`` of this engine's own.
+    ``relaxed_sampling``: requests that sample get tokens of the same distribution, but which ones depends on what was
+    guessed, too; more guesses are accepted so.
     Raises ``KforgeError`` for a model that does not fit into memory.
     """
 
@@ -57,15 +64,23 @@ class Engine:
                  max_sequences: int = 64, kv_tokens: int = DEFAULT_KV_TOKENS, rows: int | None = None,
                  torch_dtype: str = "f32", text: bool = True, weights: Weights | None = None,
                  isolate: bool | None = None, prefix_cache: bool = True,
-                 max_prefill_tokens_per_step: int | None = None, speculate: str | Speculation | None = None) -> None:
+                 max_prefill_tokens_per_step: int | None = None,
+                 speculate: str | Speculation | DraftModel | None = None, draft_model: Model | None = None,
+                 relaxed_sampling: bool = False) -> None:
         prefill = max_tokens_per_step if max_prefill_tokens_per_step is None else max_prefill_tokens_per_step
         if min(max_sequences, max_tokens_per_step, kv_tokens, prefill) < 1:
             raise KforgeError("max_sequences, max_tokens_per_step, max_prefill_tokens_per_step and kv_tokens must be "
                               "at least 1.")
-        self._speculation = guessing(speculate) if isinstance(speculate, str) else speculate
+        asked = speculate
+        if asked is None or isinstance(asked, str):
+            asked = guessing(asked, draft_model)
+        if relaxed_sampling and asked is None:
+            raise KforgeError("Relaxed sampling is a way to check guesses: say how to guess (speculate, --speculate).")
+        if isinstance(asked, DraftModel):
+            asked.check(model, text)
         max_sequences = min(max_sequences, max_tokens_per_step)
         # A single sequence's guesses want more rows of logits than it has sequences.
-        drafted = self._speculation.max_draft if self._speculation else 0
+        drafted = asked.max_draft if asked else 0
         most_rows = max(max_sequences, min(1 + drafted, max_tokens_per_step))
         pages = -(-kv_tokens // PAGE_TOKENS)
         options = RunnerOptions(threads, kv, act or DEFAULT_ACT, rows, torch_dtype, isolate)
@@ -76,13 +91,26 @@ class Engine:
         # Before even the list of pages is made: asked for too much, the system would kill some process, maybe another.
         require_memory(model.config.name, 0, pages * PAGE_TOKENS * model.config.kv_bytes_per_token(kv))
         self._blocks = BlockManager(pages, PAGE_TOKENS, prefix_cache)
-        self._scheduler = Scheduler(self._blocks, max_tokens_per_step, max_sequences, max_prefill_tokens=prefill,
-                                    max_rows=most_rows, drafter=self._speculation)
-        self._runner = _make_runner(model, kernels, self.limits, options, weights)
         self._has_text = text
         self._sequences: dict[int, _InFlight] = {}
         self._ids = itertools.count()
         self._stop_ids = frozenset(model.config.stop_ids)
+        runners = Runners(kernels, options)
+        self._runner = runners.make(model, self.limits, weights)
+        self._relaxed = relaxed_sampling
+        self._draft: ModelDrafter | None = None
+        if isinstance(asked, DraftModel):
+            limits = asked.limits(self.limits, max_sequences)
+            try:
+                runner = runners.make(asked.model, limits, asked.weights)
+            except BaseException:
+                self._runner.close()
+                raise
+            self._draft = ModelDrafter(asked, runner, limits, vocab=model.config.vocab, stop_ids=self._stop_ids,
+                                       catch_up=prefill, prefix_cache=prefix_cache, distributions=relaxed_sampling)
+        self._speculation: Guesser | None = self._draft if isinstance(asked, DraftModel) else asked
+        self._scheduler = Scheduler(self._blocks, max_tokens_per_step, max_sequences, max_prefill_tokens=prefill,
+                                    max_rows=most_rows, drafter=self._speculation)
         self.reset_stats()
 
     # Requests
@@ -183,7 +211,7 @@ class Engine:
         sequence, drafts = item.sequence, item.drafts
         accepted = 0
         while True:
-            output = self._choose(flight, row + accepted)
+            output = self._choose(flight, row + accepted, self._guess(item, accepted))
             if output is None:
                 return
             outputs.append(output)
@@ -204,7 +232,14 @@ class Engine:
             del self._sequences[sequence.id]
             self._forget_drafts(sequence.id)
 
-    def _choose(self, flight: _InFlight, row: int) -> Output | None:
+    def _guess(self, item: Scheduled, at: int) -> Guess | None:
+        """What was guessed in the place of the next token, where that decides which one it is."""
+        if not self._relaxed or at >= len(item.drafts) or item.sequence.params.greedy:
+            return None
+        drawn_from = None if self._draft is None else self._draft.distribution(item.sequence.id, at)
+        return Guess(item.drafts[at], drawn_from)
+
+    def _choose(self, flight: _InFlight, row: int, guess: Guess | None) -> Output | None:
         """The sequence's next token, from ``row`` of the step's results. None: the observer dropped the sequence."""
         sequence, text = flight.sequence, flight.text
         params, position = sequence.params, len(sequence.tokens)
@@ -217,7 +252,7 @@ class Engine:
             token = int(self._runner.greedy[row])
         else:
             try:
-                token, likely = choose(self._runner.logits[row], sequence)
+                token, likely = choose(self._runner.logits[row], sequence, guess)
             except ConstraintError as error:
                 rest = "" if text is None else text.end()
                 return Output(sequence.id, -1, rest, FinishReason.FAILED, error=str(error))
@@ -300,20 +335,24 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        prefix = self._scheduler.prefix
+        prefix, draft = self._scheduler.prefix, self._draft.stats if self._draft else DraftStats()
         return EngineStats(self._steps, self._computed, self._generated, self._scheduler.preemptions, self._seconds,
                            self._runner_seconds, prefix.queries, prefix.query_tokens, prefix.hit_tokens, self._passes,
-                           self._drafted, self._accepted)
+                           self._drafted, self._accepted, draft.passes, draft.seconds)
 
     def reset_stats(self) -> None:
         self._steps = self._computed = self._generated = self._scheduler.preemptions = 0
         self._passes = self._drafted = self._accepted = 0
         self._seconds = self._runner_seconds = 0.0
         self._scheduler.prefix = PrefixStats()
+        if self._draft is not None:
+            self._draft.stats = DraftStats()
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache: prompts are computed as if nobody had asked before."""
         self._blocks.forget()
+        if self._draft is not None:
+            self._draft.cache.blocks.forget()
 
     @property
     def isolated(self) -> bool:
@@ -321,15 +360,22 @@ class Engine:
         return self._runner.isolated
 
     def kernels_used(self) -> list[KernelUse]:
-        """Every kernel that ran so far, with its hash and call count."""
-        return self._runner.kernels_used()
+        """Every kernel that ran so far, with its hash and call count; those of a draft model last."""
+        return self._runner.kernels_used() + (self._draft.kernels_used() if self._draft else [])
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless pages are exactly those that running sequences hold, known by the right keys."""
+        """Raises AssertionError unless pages are exactly those that running sequences hold, known by the right keys,
+        and nothing is kept of requests that have ended."""
         self._scheduler.check_integrity()
+        scheduled = {s.id for s in (*self._scheduler.waiting, *self._scheduler.running)}
+        assert scheduled == set(self._sequences), "what is scheduled is not what is in flight"
+        if self._draft is not None:
+            self._draft.cache.check_integrity()
 
     def close(self) -> None:
         """Gives threads and memory back. The engine must not be used afterwards."""
+        if self._draft is not None:
+            self._draft.close()
         self._runner.close()
 
 
@@ -337,16 +383,3 @@ class Engine:
 class _InFlight:
     sequence: request.Sequence
     text: TextStream | None
-
-
-def _make_runner(model: Model, kernels: str | KernelSet, limits: StepLimits, options: RunnerOptions,
-                 weights: Weights | None) -> Runner:
-    if kernels == "none":
-        from kforge.engine.torch_runner import TorchRunner
-
-        return TorchRunner(model, limits, options)
-    from kforge.engine.kernel_set import named
-    from kforge.engine.native_runner import NativeRunner
-
-    chosen = named(kernels) if isinstance(kernels, str) else kernels
-    return NativeRunner(model, chosen, limits, options, weights)

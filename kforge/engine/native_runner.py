@@ -46,7 +46,8 @@ class NativeRunner:
     """Runs steps with kernels of a ``KernelSet``; see ``kforge.engine.runner.Runner``."""
 
     def __init__(self, model: Model, kernels: KernelSet, limits: StepLimits, options: RunnerOptions,
-                 weights: Weights | None = None) -> None:
+                 weights: Weights | None = None, executor: Executor | None = None) -> None:
+        """``executor``: another runner's, to share its threads; that one is closed last."""
         kv, rows = options.kv, options.rows
         config = model.config
         stored = sum(model.format(r.role, r.layer).traits.bits_per_weight / 8 * np.prod(shape_of(config, r.role))
@@ -58,16 +59,17 @@ class NativeRunner:
         self._kernels = kernels
         threads = options.threads or kernels.target.cores
         self.isolated = isolate
-        self._executor: Executor = IsolatedExecutor(threads) if isolate else LocalExecutor(threads)
+        self._owns_executor = executor is None
+        self.executor: Executor = executor or (IsolatedExecutor(threads) if isolate else LocalExecutor(threads))
         calls = step_calls(model, StepOptions(kv=kv, page=limits.page_tokens, act=options.act))
         self._calls = with_rows(calls, kernels.rows if rows is None else lambda _: rows)
         self.buffers = Buffers(model, limits, kv, isolate)
         self.inputs, self.greedy, self.logits = self.buffers.inputs, self.buffers.greedy, self.buffers.logits
         self._tensors = [self.buffers.tensors(call, weights) for call in self._calls]
         for arena in (self.buffers.given, *weights.arenas):
-            self._executor.share(arena, writable=False)
+            self.executor.share(arena, writable=False)
         for arena in self.buffers.worked:
-            self._executor.share(arena, writable=True)
+            self.executor.share(arena, writable=True)
         self._vocab = config.vocab
         self._built: dict[tuple[str, ...], _Built] = {}
         self._at: dict[_Point, LaunchList] = {}
@@ -110,7 +112,8 @@ class NativeRunner:
     def close(self) -> None:
         for built in self._built.values():
             built.program.close()
-        self._executor.close()
+        if self._owns_executor:
+            self.executor.close()
 
     def _require_tokens(self, greedy: np.ndarray) -> None:
         """Of kernels that are not trusted: what is used as an index must be one."""
@@ -132,7 +135,7 @@ class NativeRunner:
         identity = (str(bool(point.rows)), *(kernel.candidate_hash for kernel in chosen.values()))
         if identity not in self._built:
             kernels = tuple(chosen[self._calls[i].problem, self._calls[i].kind.per_sequence] for i in wanted)
-            program = self._executor.program()
+            program = self.executor.program()
             for i, kernel in zip(wanted, kernels, strict=True):
                 call = self._calls[i]
                 program.add(kernel, self._tensors[i], self.buffers.axes(call), self.buffers.scalars(call), call.label,

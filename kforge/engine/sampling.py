@@ -7,6 +7,7 @@ constraint the shape is the number of allowed tokens, a function of the answer s
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +30,24 @@ class Distribution(NamedTuple):
         return at if self.ids is None else int(self.ids[at])
 
 
-def uniform(seed: int, position: int) -> float:
-    """Noise in [0, 1), a pure function of the request's seed and the token's position: neither batch nor step enter.
+class Purpose(IntEnum):
+    """What noise is for: what is drawn for one purpose says nothing of what is drawn for another."""
 
-    Two rounds of the SplitMix64 finaliser (Steele, Lea, Flood 2014), the top 53 bits taken.
+    TOKEN = 0
+    ACCEPT = 1  # whether a guess is accepted
+    RESIDUAL = 2  # the token in the place of a refused one
+
+
+def uniform(seed: int, position: int, purpose: Purpose = Purpose.TOKEN) -> float:
+    """Noise in [0, 1), a pure function of the request's seed, the token's position, and what it is for: neither batch
+    nor step enter.
+
+    Rounds of the SplitMix64 finaliser (Steele, Lea, Flood 2014), the top 53 bits taken.
     """
-    value = _mix((_mix(seed & _MASK) + position * 0x9E3779B97F4A7C15) & _MASK)
+    key = _mix(seed & _MASK)
+    if purpose:
+        key = _mix((key + purpose * 0xD1B54A32D192ED03) & _MASK)  # an odd constant, for the keys to differ in all bits
+    value = _mix((key + position * 0x9E3779B97F4A7C15) & _MASK)
     return (value >> 11) * 2.0**-53
 
 
@@ -47,9 +60,13 @@ def sample(logits: np.ndarray, params: SamplingParams, position: int, allowed: n
     if params.greedy:
         ids = _allowed_ids(allowed)
         return int(logits.argmax()) if ids is None else int(ids[logits[ids].argmax()])
-    found = distribution(logits, params, allowed)
+    return draw(distribution(logits, params, allowed), uniform(params.seed, position))
+
+
+def draw(found: Distribution, noise: float) -> int:
+    """The inverse of the distribution's sum at ``noise``, which is in [0, 1)."""
     total = np.cumsum(found.weights)
-    at = int(np.searchsorted(total, uniform(params.seed, position) * total[-1], side="right"))
+    at = int(np.searchsorted(total, noise * total[-1], side="right"))
     return found.id(min(at, len(total) - 1))
 
 

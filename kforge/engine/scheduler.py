@@ -29,7 +29,7 @@ class Scheduled:
 
 
 class Drafter(Protocol):
-    """Guesses tokens ahead (``kforge.engine.drafting.Speculation``)."""
+    """Guesses tokens ahead (``kforge.engine.drafting.Guesser``)."""
 
     def propose(self, sequences: Items[Sequence], rooms: Items[int], spare: int) -> list[list[int]]:
         """A draft for each sequence, of at most its room, of at most ``spare`` tokens in all; empty where none pays."""

@@ -21,11 +21,13 @@ class EngineStats:
     passes: int = 0  # of single sequences, for their next token: at least one came of each
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # of those drafted
+    draft_passes: int = 0  # of a draft model
+    draft_seconds: float = 0.0  # inside its programs
 
     @property
     def python_share(self) -> float:
         """Part of the time that scheduling, filling buffers, sampling and detokenising took."""
-        return 1.0 - self.runner_seconds / self.seconds if self.seconds else 0.0
+        return 1.0 - (self.runner_seconds + self.draft_seconds) / self.seconds if self.seconds else 0.0
 
     @property
     def tokens_per_pass(self) -> float:

@@ -37,14 +37,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def family_of(path: Path, raw: dict[str, Any]) -> Family:
+    """Raises ``KforgeError`` for one that is not supported."""
+    kind = raw.get("model_type")
+    if kind not in list(Family):
+        raise KforgeError(f"{path / 'config.json'}: models of the family '{kind}' are not supported (supported: "
+                          f"{', '.join(Family)}).")
+    return Family(str(kind))
+
+
 def config_of(path: Path, raw: dict[str, Any], has: Callable[[Role], bool]) -> ModelConfig:
     """``raw``: the content of config.json; ``has``: whether the folder has a tensor of this role, in the first layer
     where each layer has one. Raises ``KforgeError`` for what is not supported, and for values that make no sense."""
     file = path / "config.json"
-    kind = raw.get("model_type")
-    if kind not in list(Family):
-        raise KforgeError(f"{file}: models of the family '{kind}' are not supported (supported: {', '.join(Family)}).")
-    family = Family(str(kind))
+    family = family_of(path, raw)
     if raw.get("mlp_bias"):
         raise KforgeError(f"{file}: biases in the feed-forward network are not supported.")
     if (act := raw.get("hidden_act", "silu")) != "silu":

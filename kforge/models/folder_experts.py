@@ -35,7 +35,7 @@ class FolderExperts(Protocol):
 
 
 class PerExpert:
-    """Three float matrices for each expert, as Qwen3-MoE has them."""
+    """Three matrices for each expert, as Qwen3-MoE has them."""
 
     def __init__(self, tensors: FolderTensors, count: int) -> None:
         self._tensors, self._count = tensors, count
@@ -52,7 +52,7 @@ class PerExpert:
         return (self._count, *first.shape)
 
     def format(self, role: Matrix, layer: int | None) -> WeightFormat:
-        return self._tensors.floats(self.name(role, layer)).format
+        return self._tensors.matrix(self.name(role, layer)).format
 
     def matrix(self, role: Matrix, layer: int | None) -> QuantizedWeight:
         from kforge.operators.layouts import concat
@@ -63,7 +63,7 @@ class PerExpert:
         raise KforgeError("experts that are stored one by one have no biases")
 
     def _all(self, role: Role, layer: int | None) -> list[Stored]:
-        return [self._tensors.floats(self.name(role, layer, expert)) for expert in range(self._count)]
+        return [self._tensors.matrix(self.name(role, layer, expert)) for expert in range(self._count)]
 
 
 class Mxfp4Experts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,27 +17,35 @@ if TYPE_CHECKING:
     from kforge.operators.layouts import QuantizedWeight
 
 FORMATS = {"F32": WeightFormat.F32, "F16": WeightFormat.F16, "BF16": WeightFormat.BF16}
+SCALE = "_scale"  # what the name of an int8 matrix's scales ends in, behind the matrix's own
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies: ``data`` is its bytes, mapped."""
+    """Where a tensor lies: ``data`` is its bytes, mapped. ``scale``: of an int8 matrix, one float for each row."""
 
     name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
     data: np.ndarray
+    scale: Stored | None = None
 
     @property
     def format(self) -> WeightFormat:
-        """Of floats."""
-        return FORMATS[self.dtype]
+        """Of floats, or of an int8 matrix with its scales."""
+        return WeightFormat.INT8_CHANNEL if self.scale else FORMATS[self.dtype]
 
     def matrix(self) -> QuantizedWeight:
-        """Two-dimensional floats as they are stored."""
+        """A two-dimensional tensor as it is stored. Raises KforgeError for int8 weights that make no sense."""
         from kforge.operators.layouts import from_gguf
+        from kforge.operators.weights import from_int8_channel
 
+        if self.scale:
+            try:
+                return from_int8_channel(self.data.view(np.int8).reshape(self.shape), self.scale.values())
+            except KforgeError as error:
+                raise KforgeError(f"{self.file}: tensor '{self.name}': {error}") from None
         # A float matrix is the same row-major bytes here as in a GGUF file.
         return from_gguf(self.data, self.format, *self.shape)
 
@@ -54,10 +62,11 @@ class Stored:
 
 
 class FolderTensors:
-    """All tensors by name. Raises KforgeError for a file that is missing or corrupt."""
+    """All tensors by name; ``int8``: matrices may be int8 with scales. Raises KforgeError for a file that is missing
+    or corrupt."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, int8: bool = False) -> None:
+        self._path, self._int8 = path, int8
         self._tensors = {name: t for file in _files(path) for name, t in _tensors(file).items()}
 
     def __contains__(self, name: str) -> bool:
@@ -68,6 +77,17 @@ class FolderTensors:
         if name not in self._tensors:
             raise KforgeError(f"{self._path}: tensor '{name}' is missing.")
         return self._tensors[name]
+
+    def matrix(self, name: str) -> Stored:
+        """The same, refusing what is neither floats nor, in a folder that has them, int8 with scales."""
+        stored = self[name]
+        if not self._int8 or stored.dtype != "I8":
+            return self.floats(name)
+        scale = self.floats(name + SCALE)
+        if stored.shape and scale.shape not in ((stored.shape[0], 1), stored.shape[:1]):
+            raise KforgeError(f"{scale.file}: tensor '{scale.name}' has shape {list(scale.shape)}; one scale a row, "
+                              f"[{stored.shape[0]}, 1], was expected.")
+        return replace(stored, scale=scale)
 
     def floats(self, name: str) -> Stored:
         """The same, refusing what is not stored as floats."""

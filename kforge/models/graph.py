@@ -67,7 +67,7 @@ class StepOptions:
     kv: str = DEFAULT_KV  # element type of the KV cache
     page: int = PAGE_TOKENS  # tokens per page of the KV cache
     rows: int = DEFAULT_ROWS  # panel height of packed weights
-    act: str = DEFAULT_ACT  # activations of integer-quantised weights: "a8" or "f32"; float weights always take f32
+    act: str = DEFAULT_ACT  # of integer-quantised weights: "a8" (int8, as the format has it) or "f32"
 
     def __post_init__(self) -> None:
         require_types(self.kv, self.act)
@@ -128,7 +128,7 @@ class _Builder:
             "K": self._columns(roles[0]),
             "N": sum(self._rows(role) for role in roles),
             "weight": weight.value,
-            "act": (act or self.options.act) if weight.quantized else "f32",
+            "act": weight.act(act or self.options.act),
             "epilogue": epilogue,
             "bias": int(bool(biases)),
             "rows": self.options.rows,
@@ -190,7 +190,7 @@ class _Builder:
         static: dict[str, Attr] = {
             "E": experts.count, "k": experts.per_token, "input": source, "K": shape_of(self.c, roles[0])[-1],
             "N": sum(shape_of(self.c, role)[-2] for role in roles), "weight": weight.value,
-            "act": self.options.act if weight.quantized else "f32", "epilogue": epilogue, "bias": int(experts.bias),
+            "act": weight.act(self.options.act), "epilogue": epilogue, "bias": int(experts.bias),
             "rows": self.options.rows,
         }
         biases = tuple(WeightRef(bias, layer) for _, bias in parts) if experts.bias else ()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from kforge.core.dtypes import WeightFormat
 from kforge.models.config import Family
-from kforge.models.folder_config import config_of, read_json
+from kforge.models.folder_config import config_of, family_of, read_json
 from kforge.models.folder_experts import FolderExperts, Mxfp4Experts, PerExpert
+from kforge.models.folder_quantization import has_int8
 from kforge.models.folder_tensors import FolderTensors, Stored
 from kforge.models.model import Model
 from kforge.models.roles import EXPERTS, GLOBAL, Matrix, Role, Vector
@@ -59,7 +60,7 @@ class SafetensorsModel(Model):
     def __init__(self, path: Path) -> None:
         self.path = path
         raw = read_json(path / "config.json")
-        self._tensors = FolderTensors(path)
+        self._tensors = FolderTensors(path, has_int8(path / "config.json", raw, family_of(path, raw)))
         self.config = config_of(path, raw, lambda role: tensor_name(role, 0) in self._tensors)
         self._experts: FolderExperts | None = None
         if self.config.family is Family.GPT_OSS:
@@ -74,7 +75,8 @@ class SafetensorsModel(Model):
         return tensor_name(role, layer, self.config.family)
 
     def _stored(self, role: Role, layer: int | None) -> Stored:
-        return self._tensors.floats(tensor_name(role, layer, self.config.family))
+        name = tensor_name(role, layer, self.config.family)
+        return self._tensors.matrix(name) if isinstance(role, Matrix) else self._tensors.floats(name)
 
     def _stored_shape(self, role: Role, layer: int | None) -> tuple[int, ...]:
         if experts := self._of_experts(role):

@@ -1,10 +1,12 @@
-"""Writes GGUF files with random weights at the shapes of well-known models: speed does not depend on the values."""
+"""Writes GGUF files, or folders of safetensors, with random weights at the shapes of well-known models: speed does not
+depend on the values."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import shutil
 from pathlib import Path
 
 import gguf
@@ -16,7 +18,8 @@ from kforge.core.paths import require_plain
 from kforge.models.config import Family, RopeScaling
 from kforge.models.gguf_file import FORMATS, tensor_name
 from kforge.models.roles import Vector, WeightRef, roles_of, shape_of
-from kforge.models.synth_plan import FileFormat, SynthPlan, plan
+from kforge.models.synth_folder import write_folder
+from kforge.models.synth_plan import NORMS, PRE_TOKENIZERS, FileFormat, SynthPlan, plan
 from kforge.models.synth_vocab import CHAT_TEMPLATE, CONTROL, synth_vocab
 
 _GGML = {ours: theirs for theirs, ours in FORMATS.items()}
@@ -26,13 +29,11 @@ _FILE_TYPES = {
     FileFormat.MXFP4_MOE: gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
     FileFormat.BF16: gguf.LlamaFileType.MOSTLY_BF16, FileFormat.F16: gguf.LlamaFileType.MOSTLY_F16,
 }
-_NORMS = frozenset({Vector.ATTN_NORM, Vector.FFN_NORM, Vector.FINAL_NORM, Vector.Q_NORM, Vector.K_NORM})
-_PRE_TOKENIZERS = {Family.LLAMA: "llama-bpe", Family.GPT_OSS: "gpt-4o"}
 _CHUNK_BYTES = 1 << 24
 
 
 def synth(name: str, file_format: str, path: Path, layers: int | None = None, seed: int = 0) -> SynthPlan:
-    """Writes the file (first beside it, then renamed) and returns what was written.
+    """Writes the file or folder (first beside it, then renamed) and returns what was written.
 
     Weights have a standard deviation of about 1/sqrt(K), so activations stay finite. Raises ``KforgeError`` for an
     unknown shape or format and when the file cannot be written.
@@ -40,19 +41,31 @@ def synth(name: str, file_format: str, path: Path, layers: int | None = None, se
     what = plan(name, file_format, layers)
     if seed < 0:
         raise KforgeError(f"the seed {seed} is negative: use 0 or more.")
-    require_plain(path)
+    if what.file_format is FileFormat.W8A8:
+        _require_new(path)
+    else:
+        require_plain(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(what, part, seed)
+        if what.file_format is FileFormat.W8A8:
+            part.mkdir()
+            write_folder(what, part, seed)
+        else:
+            _write(what, part, seed)
         part.replace(path)
     except OSError as error:
         raise KforgeError(f"{path}: cannot be written ({error}); choose a folder with room that you may write to."
                           ) from error
     finally:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
     return what
+
+
+def _require_new(folder: Path) -> None:
+    if folder.exists():
+        raise KforgeError(f"{folder} is already there: give the name of a folder to be made.")
 
 
 def _write(what: SynthPlan, path: Path, seed: int) -> None:
@@ -102,7 +115,7 @@ def _metadata(writer: gguf.GGUFWriter, what: SynthPlan) -> None:
     vocab = synth_vocab(c.vocab)
     control = c.vocab - len(CONTROL)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_PRE_TOKENIZERS.get(c.family, "qwen2"))
+    writer.add_tokenizer_pre(PRE_TOKENIZERS.get(c.family, "qwen2"))
     writer.add_token_list(vocab.texts)
     writer.add_token_types([gguf.TokenType.CONTROL if i >= control else gguf.TokenType.NORMAL for i in range(c.vocab)])
     writer.add_token_merges(vocab.merges)
@@ -146,7 +159,7 @@ def _tensors(what: SynthPlan) -> list[_Random | _Fixed]:
 def _tensor(what: SynthPlan, ref: WeightRef) -> _Random | _Fixed:
     name, shape = tensor_name(ref.role, ref.layer, what.config.family), shape_of(what.config, ref.role)
     if isinstance(ref.role, Vector):
-        return _Fixed(name, np.ones(shape) if ref.role in _NORMS else np.zeros(shape))
+        return _Fixed(name, np.ones(shape) if ref.role in NORMS else np.zeros(shape))
     return _Random(name, shape, what.format(ref.role, ref.layer))
 
 

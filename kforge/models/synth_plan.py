@@ -17,7 +17,7 @@ from kforge.models.config import (
     RopeStyle,
     yarn_magnitude,
 )
-from kforge.models.roles import EXPERTS, Matrix, roles_of, shape_of
+from kforge.models.roles import EXPERTS, Matrix, Vector, roles_of, shape_of
 
 
 class FileFormat(StrEnum):
@@ -30,6 +30,12 @@ class FileFormat(StrEnum):
     MXFP4_MOE = "mxfp4_moe"  # experts in mxfp4, all else q8_0
     BF16 = "bf16"
     F16 = "f16"
+    W8A8 = "w8a8"  # a folder of safetensors: int8 with a scale a row, embedding and head bf16
+
+    @property
+    def suffix(self) -> str:
+        """Of the file's name; none for a folder."""
+        return "" if self is FileFormat.W8A8 else ".gguf"
 
 
 _BASE = {FileFormat.Q4_0: WeightFormat.Q4_0, FileFormat.Q4_1: WeightFormat.Q4_1, FileFormat.Q8_0: WeightFormat.Q8_0,
@@ -80,6 +86,10 @@ _SHAPES = (
 SHAPES = {config.name: config for config in _SHAPES}
 
 
+NORMS = frozenset({Vector.ATTN_NORM, Vector.FFN_NORM, Vector.FINAL_NORM, Vector.Q_NORM, Vector.K_NORM})
+PRE_TOKENIZERS = {Family.LLAMA: "llama-bpe", Family.GPT_OSS: "gpt-4o"}  # else qwen2
+
+
 @dataclass(frozen=True)
 class SynthPlan:
     """A model that is not written yet: enough for its graph and workloads (it is a ``graph.ModelShape``)."""
@@ -88,11 +98,14 @@ class SynthPlan:
     file_format: FileFormat
 
     def format(self, role: Matrix, layer: int | None = None) -> WeightFormat:
-        """What llama.cpp's quantiser stores this matrix as, without an importance matrix.
+        """What llama.cpp's quantiser stores this matrix as, without an importance matrix; for w8a8 what
+        ``compressed-tensors`` does when only the head is on its ignore list.
 
         Source: the type selection of llama.cpp's llama-quant.cpp, which never quantises routers; of models with experts
         only those with other than 8 of them.
         """
+        if self.file_format is FileFormat.W8A8:
+            return self._w8a8(role)
         if role is Matrix.ROUTER:
             return WeightFormat.F32
         if self.file_format is FileFormat.MXFP4_MOE:
@@ -114,6 +127,11 @@ class SynthPlan:
         if chosen is WeightFormat.Q6_K:
             return WeightFormat.Q8_0
         raise KforgeError(f"{self.config.name}: rows of {columns} cannot be stored as {self.file_format}.")
+
+    def _w8a8(self, role: Matrix) -> WeightFormat:
+        if self.config.experts:
+            raise KforgeError(f"{self.config.name}: models with experts cannot be written as {self.file_format}.")
+        return WeightFormat.BF16 if role in (Matrix.EMBED, Matrix.HEAD) else WeightFormat.INT8_CHANNEL
 
 
 def storable(config: ModelConfig, file_format: FileFormat) -> bool:
@@ -142,6 +160,8 @@ def plan(name: str, file_format: str, layers: int | None = None) -> SynthPlan:
     except ValueError:
         raise KforgeError(f"No file format named '{file_format}' (known: {', '.join(FileFormat)}).") from None
     config = SHAPES[name]
+    if chosen is FileFormat.W8A8:  # only GGUF files carry rows of q and k permuted
+        config = replace(config, rope=replace(config.rope, style=RopeStyle.NEOX))
     if layers is not None:
         if not 1 <= layers <= config.layers:
             raise KforgeError(f"{name} has {config.layers} layers; 1 to {config.layers} can be written, not {layers}.")

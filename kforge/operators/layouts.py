@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kforge.core.dtypes import WeightFormat
 from kforge.core.layout import Layout
 from kforge.operators.random_weights import random
-from kforge.operators.weights import QuantizedWeight, concat, from_gguf
+from kforge.operators.weights import QuantizedWeight, concat, from_gguf, require_int8_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,10 +74,12 @@ class _Sizes:
         traits = format.traits
         if traits.superblock and k % SUPER:
             raise ValueError(f"{format} needs K to be a multiple of {SUPER}, got {k}")
+        if traits.row_scale:
+            require_int8_columns(k)
         word = 2 if format is WeightFormat.F16 else 4
         scale = (1 if traits.e8m0 else 4 if traits.has_min and not traits.superblock else 2) * rows
-        scale *= format.quantized
-        header = (4 if traits.has_min else 2) * rows if traits.superblock else 0
+        scale *= format.quantized and not traits.row_scale
+        header = (4 if traits.has_min else 2) * rows if traits.superblock else 4 * rows if traits.row_scale else 0
         return cls(format, rows, -(-k // GROUP), k // SUPER if traits.superblock else 1,
                    GROUP * traits.bits // 8 // word, word, scale, header)
 
@@ -113,12 +115,14 @@ class _Views:
                                 (sizes.tile_bytes, TILE * sizes.word, sizes.word))
 
     def header(self, index: int) -> np.ndarray:
-        """float16 [panel, super, row]: d (0) or dmin (1) of a K format."""
+        """[panel, super, row]: float16, d (0) or dmin (1) of a K format; float32, d of a format with row scales."""
         import numpy as np
 
         sizes = self._sizes
-        return np.ndarray((self._panels, sizes.supers, sizes.rows), np.float16, self._data, index * 2 * sizes.rows,
-                          (sizes.panel_bytes, sizes.super_bytes, 2))
+        item = np.dtype(np.float32 if sizes.format.traits.row_scale else np.float16)
+        offset = index * item.itemsize * sizes.rows
+        return np.ndarray((self._panels, sizes.supers, sizes.rows), item, self._data, offset,
+                          (sizes.panel_bytes, sizes.super_bytes, item.itemsize))
 
     def scales(self, dtype: type, index: int) -> np.ndarray:
         """[panel, super, group, row]: the ``index``-th array of scales of each group."""
@@ -206,6 +210,8 @@ def _pack_panels(weight: QuantizedWeight, views: _Views, sizes: _Sizes) -> None:
             views.scales(np.int8, 1)[...] = sc[:, :, 1::2]
         case WeightFormat.MXFP4:
             views.scales(np.uint8, 0)[...] = _by_panel(weight.d, sizes)
+        case WeightFormat.INT8_CHANNEL:
+            views.header(0)[...] = _by_panel(weight.d, sizes)[:, :, 0]
 
 
 def _words(weight: QuantizedWeight) -> np.ndarray:
@@ -229,9 +235,9 @@ def _words(weight: QuantizedWeight) -> np.ndarray:
         case WeightFormat.BF16:
             return values.view(np.uint32).reshape(n, -1, GROUP // 2)
     u = values.view(np.uint32).reshape(-1, 8)  # word 4 * half + j of each group of 32
-    if format is WeightFormat.Q8_0:
-        return u.reshape(n, -1, 8)
     bits = format.traits.bits
+    if bits == 8:
+        return u.reshape(n, -1, 8)
     words = np.zeros((len(u), bits), np.uint32)
     for j in range(4):
         words[:, j] = (u[:, j] & 0x0F0F0F0F) | (u[:, 4 + j] & 0x0F0F0F0F) << 4
@@ -303,4 +309,6 @@ def _unpack_panels(views: _Views, sizes: _Sizes, k: int) -> QuantizedWeight:
             sc = np.stack([_by_row(views.scales(np.int8, index)) for index in (0, 1)], axis=2).reshape(rows, -1)
         case WeightFormat.MXFP4:
             d = _by_row(views.scales(np.uint8, 0))
+        case WeightFormat.INT8_CHANNEL:
+            d = _by_row(views.header(0)[:, :, None])
     return QuantizedWeight(sizes.format, values, d, m, sc, mn)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+ACTS = ("f32", "a8", "a8_token")  # by the order specification's codes
+
+
 @dataclass(frozen=True)
 class LinearProblem:
     """The static attributes of a ``linear``, typed."""
@@ -27,7 +30,7 @@ class LinearProblem:
     k: int
     n: int
     format: WeightFormat
-    a8: bool
+    act: str
     gate: Gate
     residual: bool
     bias: bool
@@ -37,13 +40,12 @@ class LinearProblem:
     def of(cls, problem: Problem) -> LinearProblem:
         epilogue, act = problem.str("epilogue"), problem.str("act")
         format = WeightFormat(problem.str("weight"))
-        if epilogue not in ("none", "residual", "silu_gate") or act not in ("a8", "f32"):
-            raise ValueError(f"{problem.key}: epilogue is none, residual or silu_gate, act is a8 or f32")
-        if act == "a8" and not format.quantized:
-            raise ValueError(f"{problem.key}: a8 needs a weight of integers, {format} is not")
+        if epilogue not in ("none", "residual", "silu_gate"):
+            raise ValueError(f"{problem.key}: epilogue is none, residual or silu_gate")
+        require_act(problem, format, act)
         layout = layouts.panel_layout(problem.int("rows"), epilogue == "silu_gate")
         gate = Gate.NONE if epilogue == "residual" else Gate(epilogue)
-        return cls(problem.int("K"), problem.int("N"), format, act == "a8", gate, epilogue == "residual",
+        return cls(problem.int("K"), problem.int("N"), format, act, gate, epilogue == "residual",
                    bool(problem.int("bias")), layout)
 
     @property
@@ -57,16 +59,17 @@ class Linear(Operator):
 
     Bound. With d_w, u and m the weight's parts, ``scale = sum_k |x| (|d_w (u - offset)| + |m|) + |bias|``; for ``a8``
     x is the *quantised* activation, which the reference takes over to the bit, so that only accumulation is in the
-    bound. The sum has as many terms as a row of x has non-zero values (f32) or, as integer dot products are exact, two
-    for each group with a non-zero integer (a8; q6_k: four): ``n`` below. A few further roundings (of the weight, of
-    d_w d_a, of the bias) are in the constant of ``sum_error``. Of what underflows, f32 loses K products; a8 loses
-    d_w d_a, an error that the integers multiply, 127 times the largest code for each k:
+    bound; for ``a8_token``, whose group is all of K, likewise. The sum has as many terms as a row of x has non-zero
+    values (f32) or, as integer dot products are exact, two for each group with a non-zero integer (a8, a8_token; q6_k:
+    four): ``n`` below. A few further roundings (of the weight, of the integer sum, of d_w d_a, of the bias) are in the
+    constant of ``sum_error``. Of what underflows, f32 loses K products; int8 activations lose d_w d_a, an error that
+    the integers multiply, 127 times the largest code for each k:
 
         E = sum_error(n) scale + underflow(K, or 127 codes K);   |out - ref| <= u |ref| + E           (none)
         u |ref| + E + 2u |residual|                                                             (residual)
         |up| 1.1 E_gate + |silu(gate)| E_up + 1.1 E_gate E_up + silu_error(gate) |ref|   (silu_gate, |silu'| <= 1.1)
 
-    A NaN or an infinity in x makes the outputs of its token what IEEE arithmetic makes them, for a8 always NaN.
+    A NaN or an infinity in x makes the outputs of its token what IEEE arithmetic makes them, for int8 always NaN.
     """
 
     name = "linear"
@@ -108,7 +111,7 @@ class Linear(Operator):
 
         p = LinearProblem.of(workload.problem)
         weight = layouts.unpack(inputs["w"], p.format, p.n, p.k, p.layout)
-        made = sums(inputs["x"], weight, a8=p.a8, bias=inputs.get("bias"))
+        made = sums(inputs["x"], weight, act=p.act, bias=inputs.get("bias"))
         if p.gate is not Gate.NONE:
             return {"out": gated(p.gate, made)}
         exact, error = made.exact, made.error
@@ -122,8 +125,8 @@ class Linear(Operator):
 
         p, m = LinearProblem.of(workload.problem), workload.axes["M"]
         out = np.empty((m, p.width), np.float32)
-        spec.call("linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), int(p.a8), p.gate.code, m,
-                  p.n, p.k, inputs["x"], inputs["w"], inputs.get("bias"), inputs.get("residual"), out)
+        spec.call("linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), ACTS.index(p.act), p.gate.code,
+                  m, p.n, p.k, inputs["x"], inputs["w"], inputs.get("bias"), inputs.get("residual"), out)
         return {"out": out}
 
     def cost(self, workload: Workload) -> Cost:
@@ -131,7 +134,7 @@ class Linear(Operator):
         specs = self.tensors(workload)
         streamed = sum(t.bytes for t in specs if t.residency is Residency.STREAMED)
         return Cost(streamed, sum(t.bytes for t in specs) - streamed,
-                    (("int8_dot" if p.a8 else "fp32_fma", 2 * m * p.n * p.k),))
+                    (("int8_dot" if p.act != "f32" else "fp32_fma", 2 * m * p.n * p.k),))
 
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
         return {"M": buckets.point(buckets.TOKENS, dynamic["M"])}
@@ -139,6 +142,13 @@ class Linear(Operator):
     def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
         return [Workload.of(workload.problem, workload.count, workload.phase, M=m)
                 for m in buckets.inside(buckets.TOKENS, workload.axes["M"], seed)]
+
+
+def require_act(problem: Problem, format: WeightFormat, act: str) -> None:
+    """Raises ValueError for activations that a product with a weight of this format is not defined for."""
+    if act not in format.acts:
+        why = "" if format.quantized else ", for int8 activations need a weight of integers"
+        raise ValueError(f"{problem.key}: with a weight of {format} act is {' or '.join(format.acts)}{why}")
 
 
 def paired(weight: QuantizedWeight) -> QuantizedWeight:

@@ -12,7 +12,7 @@ from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, experts, layouts, numerics, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Part, Residency, Role, TensorSpec
 from kforge.operators.experts import Crowding, Grouping, grouped
-from kforge.operators.linear import paired
+from kforge.operators.linear import ACTS, paired, require_act
 from kforge.operators.numerics import U
 from kforge.operators.products import Gate, gated, sums
 from kforge.operators.random_weights import with_denormals
@@ -31,7 +31,7 @@ class MoeLinearProblem:
     k: int
     n: int
     format: WeightFormat
-    a8: bool
+    act: str
     gate: Gate
     bias: bool
     layout: Layout
@@ -40,16 +40,15 @@ class MoeLinearProblem:
     def of(cls, problem: Problem) -> MoeLinearProblem:
         act, source, count, top = problem.str("act"), problem.str("input"), problem.int("E"), problem.int("k")
         format = WeightFormat(problem.str("weight"))
-        if problem.str("epilogue") not in list(Gate) or act not in ("a8", "f32") or source not in ("token", "slot"):
-            raise ValueError(f"{problem.key}: epilogue is {', '.join(Gate)}, act is a8 or f32, input is token or slot")
-        if act == "a8" and not format.quantized:
-            raise ValueError(f"{problem.key}: a8 needs a weight of integers, {format} is not")
+        if problem.str("epilogue") not in list(Gate) or source not in ("token", "slot"):
+            raise ValueError(f"{problem.key}: epilogue is {', '.join(Gate)}, input is token or slot")
+        require_act(problem, format, act)
         if not 1 <= top <= count:
             raise ValueError(f"{problem.key}: k of E experts are chosen")
         gate = Gate(problem.str("epilogue"))
         layout = layouts.panel_layout(problem.int("rows"), gate is not Gate.NONE)
-        return cls(count, top, top if source == "token" else 1, problem.int("K"), problem.int("N"), format, act == "a8",
-                   gate, bool(problem.int("bias")), layout)
+        return cls(count, top, top if source == "token" else 1, problem.int("K"), problem.int("N"), format, act, gate,
+                   bool(problem.int("bias")), layout)
 
     @property
     def width(self) -> int:
@@ -122,7 +121,7 @@ class MoeLinear(Operator):
                 continue
             weight = experts.matrix(inputs["w"], e, p.format, p.n, p.k, p.layout)
             bias = inputs["bias"][e] if p.bias else None
-            made = sums(inputs["x"][mine // p.share], weight, a8=p.a8, bias=bias)
+            made = sums(inputs["x"][mine // p.share], weight, act=p.act, bias=bias)
             if p.gate is Gate.NONE:
                 exact[mine], bound[mine] = made.exact, U * np.abs(made.exact) + made.error
             else:
@@ -135,8 +134,9 @@ class MoeLinear(Operator):
 
         p = MoeLinearProblem.of(workload.problem)
         out = np.empty((workload.axes["T"] * p.top, p.width), np.float32)
-        spec.call("moe_linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), int(p.a8), p.gate.code,
-                  p.experts, p.share, p.n, p.k, inputs["x"], inputs["order"], inputs["expert_start"], inputs["w"],
+        spec.call("moe_linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), ACTS.index(p.act),
+                  p.gate.code, p.experts, p.share, p.n, p.k, inputs["x"], inputs["order"],
+                  inputs["expert_start"], inputs["w"],
                   layouts.packed_bytes(p.format, p.n, p.k, p.layout), inputs.get("bias"), out)
         return {"out": out}
 
@@ -156,7 +156,7 @@ class MoeLinear(Operator):
         streamed = round(chosen * layouts.packed_bytes(p.format, p.n, p.k, p.layout))
         hot = sum(size for name, size in specs.items() if name not in ("w", "bias"))
         hot += round(chosen * 4 * p.n) if p.bias else 0
-        return Cost(streamed, hot, (("int8_dot" if p.a8 else "fp32_fma", 2 * t * p.top * p.n * p.k),))
+        return Cost(streamed, hot, (("int8_dot" if p.act != "f32" else "fp32_fma", 2 * t * p.top * p.n * p.k),))
 
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
         return {"T": buckets.point(buckets.TOKENS, dynamic["T"])}

@@ -87,7 +87,7 @@ def narrow(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedActivations:
-    """int8 activations with a scale per token and 32 k: ``q`` int8 [M, K], ``d`` float32 [M, K / 32]."""
+    """int8 activations with a scale per token and group of k: ``q`` int8 [M, K], ``d`` float32 [M, groups]."""
 
     q: np.ndarray
     d: np.ndarray
@@ -96,18 +96,19 @@ class QuantizedActivations:
         """float64 [M, K]."""
         import numpy as np
 
-        grouped = self.q.reshape(*self.d.shape, 32) * self.d[:, :, None].astype(np.float64)
+        grouped = self.q.reshape(*self.d.shape, -1) * self.d[:, :, None].astype(np.float64)
         return grouped.reshape(self.q.shape)
 
 
-def quantize_a8(x: np.ndarray) -> QuantizedActivations:
-    """The quantisation that the variant ``a8`` declares, in float32 as its order specification has it, ties too.
+def quantize_a8(x: np.ndarray, act: str = "a8") -> QuantizedActivations:
+    """The quantisation that the variant ``a8`` (a group is 32 k) or ``a8_token`` (all k of a token) declares, in
+    float32 as its order specification has it, ties too.
 
     A group with a NaN or an infinity has the scale NaN.
     """
     import numpy as np
 
-    groups = x.reshape(x.shape[0], -1, 32)
+    groups = x.reshape(x.shape[0], -1, x.shape[1] if act == "a8_token" else 32)
     amax = np.abs(groups).max(axis=2)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = np.where(amax >= np.float32(1e-30), np.float32(127) / amax, np.float32(0))

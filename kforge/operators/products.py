@@ -37,17 +37,17 @@ class Sums:
     error: np.ndarray
 
 
-def sums(x: np.ndarray, weight: QuantizedWeight, *, a8: bool, bias: np.ndarray | None) -> Sums:
-    """x float32 [M, K] times weight [N, K], plus bias [N]. With ``a8`` x is quantised first, as declared."""
+def sums(x: np.ndarray, weight: QuantizedWeight, *, act: str, bias: np.ndarray | None) -> Sums:
+    """x float32 [M, K] times weight [N, K], plus bias [N]. Unless ``act`` is f32 x is quantised first, as declared."""
     import numpy as np
 
     traits, k = weight.format.traits, weight.k
     wide, lost = x.astype(np.float64), k
     terms = (wide != 0).sum(axis=1, keepdims=True)
-    if a8:
-        quantized = numerics.quantize_a8(x)
+    if act != "f32":
+        quantized = numerics.quantize_a8(x, act)
         wide, lost = quantized.exact(), 127 * k << traits.bits
-        groups = quantized.q.reshape(len(x), -1, 32).any(axis=2).sum(axis=1, keepdims=True)
+        groups = quantized.q.reshape(*quantized.d.shape, -1).any(axis=2).sum(axis=1, keepdims=True)
         terms = 2 * groups * (32 // traits.group)
     exact, error = np.empty((2, len(x), weight.n))
     size = np.abs(wide).astype(np.float32)

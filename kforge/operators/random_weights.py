@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def random(format: WeightFormat, n: int, k: int, seed: int) -> QuantizedWeight:
     """Every stored code equally likely, scales within a factor of two, of either sign, and a few of zero (of mxfp4:
-    three exponents); weights of about 1 / sqrt(K). Quick."""
+    three exponents; of int8_channel: few negative ones); weights of about 1 / sqrt(K). Quick."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -34,6 +34,9 @@ def random(format: WeightFormat, n: int, k: int, seed: int) -> QuantizedWeight:
     if traits.e8m0:
         middle = round(float(np.log2(spread_of_one))) + mxfp4.BIAS
         return assembled(format, values, rng.integers(middle - 1, middle + 2, (n, k // 32)).astype(np.uint8))
+    if traits.row_scale:
+        d = (0.5 + rng.random((n, 1), np.float32)) * np.float32(spread_of_one)
+        return assembled(format, values, d * rng.choice(np.array([-1, 1, 0], np.float32), d.shape, p=(0.1, 0.88, 0.02)))
     if not traits.superblock:
         d = halves(k // 32, spread_of_one)
         m = -(d * np.float16(2 ** (traits.bits - 1))) * halves(k // 32, 1.0) if traits.has_min else None

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+MOST_INT8_COLUMNS = (2**31 - 1) // (128 * 127) // 32 * 32  # 132,096: so that their dot product is an int32
+
+
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
     """Matrix [N, K] in a weight format. Arrays that a format lacks have a last axis of length 0.
 
     ``values``: the stored codes as uint8 [N, K]: the unsigned integers u, but for mxfp4, whose table says what they
     stand for; for f32 float32, for f16 float16, for bf16 the bits as uint16.
-    ``d``: float16 [N, K / 32], for K formats the super-scale [N, K / 256]; for mxfp4 the exponents, uint8 [N, K / 32].
+    ``d``: float16 [N, K / 32], for K formats the super-scale [N, K / 256]; for mxfp4 the exponents, uint8 [N, K / 32];
+    for int8_channel float32 [N, 1].
     ``m``: float16, the minimum of q4_1 [N, K / 32] or ``dmin`` of q4_k and q5_k [N, K / 256].
     ``sc``: uint8 [N, K / 32] (q4_k, q5_k) or int8 [N, K / 16] (q6_k).  ``mn``: uint8 [N, K / 32] (q4_k, q5_k).
     """
@@ -69,6 +73,8 @@ class QuantizedWeight:
         if self.format.traits.e8m0:
             return mxfp4.scales(self.d)
         d = self.d.astype(np.float32)
+        if self.format.traits.row_scale:
+            return spread(d, self.k // self.format.traits.group)
         return d if not self.sc.shape[1] else spread(d, self.sc.shape[1]) * self.sc.astype(np.float32)
 
     def minima(self) -> np.ndarray:
@@ -130,6 +136,8 @@ def from_gguf(raw: bytes | np.ndarray, format: WeightFormat, n: int, k: int) -> 
     import numpy as np
 
     traits = format.traits
+    if traits.row_scale:
+        raise KforgeError(f"GGUF files have no {format}")
     data = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else np.ascontiguousarray(raw).view(np.uint8).ravel()
     if k % traits.file_block:
         raise KforgeError(f"{format} needs rows of a multiple of {traits.file_block} elements, got {k}")
@@ -232,6 +240,32 @@ def from_mxfp4_blocks(blocks: np.ndarray, scales: np.ndarray) -> QuantizedWeight
                           f"{list(blocks.shape)} and {list(scales.shape)}")
     groups = scales.shape[-1]
     return _mxfp4_weight(_nibbles(blocks.reshape(-1, 16), 1).reshape(-1, 32 * groups), scales.reshape(-1, groups))
+
+
+def from_int8_channel(values: np.ndarray, scales: np.ndarray) -> QuantizedWeight:
+    """An int8_channel matrix as safetensors files have it: ``values`` int8 [N, K], ``scales`` float32 [N, 1] or [N].
+
+    Raises KforgeError for shapes that do not belong together, a K that kernels cannot take, and scales that are no
+    finite numbers.
+    """
+    import numpy as np
+
+    n, k = values.shape
+    if scales.shape not in ((n, 1), (n,)):
+        raise KforgeError(f"int8 weights of {n} rows have one scale a row, [{n}, 1], got {list(scales.shape)}")
+    require_int8_columns(k)
+    if not np.isfinite(scales).all():
+        raise KforgeError("a scale of int8 weights is no finite number")
+    return assembled(WeightFormat.INT8_CHANNEL, values.view(np.uint8) ^ np.uint8(0x80),
+                     scales.astype(np.float32).reshape(n, 1))
+
+
+def require_int8_columns(k: int) -> None:
+    """Raises KforgeError for rows of int8_channel that kernels cannot take: values are packed in groups of 32, and the
+    sum of K products of at most 128 * 127 must be an int32."""
+    if k % 32 or k > MOST_INT8_COLUMNS:
+        raise KforgeError(f"{WeightFormat.INT8_CHANNEL} needs rows of a multiple of 32 elements, at most "
+                          f"{MOST_INT8_COLUMNS}, got {k}")
 
 
 def quantize_mxfp4(values: np.ndarray) -> QuantizedWeight:

@@ -85,6 +85,7 @@ class _EngineMetrics(Collector):
             ("kforge_passes", "Passes of single answers, for their next tokens.", stats.passes),
             ("kforge_drafted_tokens", "Tokens guessed ahead and checked.", stats.drafted_tokens),
             ("kforge_accepted_tokens", "Guessed tokens that were right.", stats.accepted_tokens),
+            ("kforge_draft_seconds", "Time in the draft model's kernels.", stats.draft_seconds),
         )
         for name, help, value in gauges:
             yield GaugeMetricFamily(name, help, value=value)

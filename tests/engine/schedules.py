@@ -1,8 +1,8 @@
 """Random schedules of requests on a small model, held against what each request gets alone, to the bit.
 
-A schedule says which requests come when, which are dropped, on which engine (batch, chunking, pool, cache, threads) and
-how tokens are guessed. Whatever it is, every request must get the tokens, logits and log probabilities that it gets
-alone.
+A schedule says which requests come when, which are dropped (between steps, or amid one by who looks at its logits), on
+which engine (batch, chunking, pool, cache, threads) and how tokens are guessed. Whatever it is, it must come to its end
+with nothing left over, and every request must get the tokens, logits and log probabilities that it gets alone.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ from enum import StrEnum
 from hashlib import blake2b
 
 import numpy as np
-from toy_model import CONFIG, ToyModel
+from toy_model import CONFIG, DRAFT_CONFIG, ToyModel
 
-from kforge.engine.drafting import AdaptivePolicy, PromptLookup, Speculation
+from kforge.core.defaults import DEFAULT_KV
+from kforge.engine.draft_model import DraftModel
+from kforge.engine.drafting import PromptLookup, Speculation
 from kforge.engine.engine import Engine
 from kforge.engine.kernel_set import KernelSet
+from kforge.engine.pacing import AdaptivePolicy, Price
 from kforge.engine.request import Output, SamplingParams
 from kforge.engine.weights import Weights
 
 BANK = 40  # different requests
 STEPS = 30  # in which requests of a schedule come
+MOST_STEPS = 20_000  # eight requests of 250 tokens take 2000, token by token, if none is preempted
 
 
 class Guessing(StrEnum):
     NONE = "none"
-    LOOKUP = "lookup"  # as shipped: prompt look-up, checked where it pays
-    ALWAYS = "always"  # prompt look-up, always checked
-    HINDSIGHT = "hindsight"  # what the request says alone, with mistakes
+    SHIPPED = "shipped"  # prompt look-up or the engine's draft model, checked where it pays
+    ALWAYS = "always"  # the same, always checked
+    HINDSIGHT = "hindsight"  # what the request says alone, with mistakes; or by the draft model, now more, now fewer
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class EngineShape:
     pages: int  # of 64 positions
     prefix_cache: bool
     threads: int
+    draft: bool  # guesses come of a draft model
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Arrival:
     step: int
     priority: int = 0
     dropped_after: int | None = None  # steps
+    dropped_at: int | None = None  # dropped by ``on_logits`` when it sees the logits of so many tokens
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,13 @@ class Coverage:
     schedules: int = 0
     requests: int = 0
     dropped: int = 0
+    dropped_inside: int = 0  # of those, amid a step
+    failed: int = 0  # ended by their constraint
     preemptions: int = 0
     prefix_hit_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    draft_passes: int = 0
 
 
 class EveryThird:
@@ -92,17 +101,27 @@ class EveryThird:
         return mask[:200] if len(tokens) % 4 == 3 else mask
 
 
+class FailsLater:
+    """A constraint that breaks at an answer's seventh token: that request must end, and no other notice."""
+
+    def allowed(self, tokens: Sequence[int]) -> np.ndarray | None:
+        if len(tokens) == 6:
+            raise ValueError("broken")
+        return None
+
+
 def random_shape(rng: random.Random, number: int) -> EngineShape:
-    """One of three goes without a prefix cache, and one of four has two threads: not more, for where other work keeps a
-    core busy each of their barriers waits for it."""
+    """Every other one has a draft model, one of three goes without a prefix cache, and one of four has two threads: not
+    more, for where other work keeps a core busy each of their barriers waits for it."""
     return EngineShape(rng.choice([1, 2, 3, 5, 8]), rng.choice([5, 16, 64, 200]), rng.choice([6, 32, 200]),
-                       rng.choice([4, 5, 7, 12, 24]), number % 3 != 2, 2 if number % 4 == 3 else 1)
+                       rng.choice([4, 5, 7, 12, 24]), number % 3 != 2, 2 if number % 4 == 3 else 1,
+                       number % 2 == 1)
 
 
 def random_schedule(rng: random.Random, engines: int) -> Schedule:
     arrivals = tuple(
         Arrival(rng.randrange(BANK), rng.randrange(STEPS), rng.choice([0, 0, 1]),
-                rng.randrange(20) if rng.random() < 0.15 else None)
+                rng.randrange(20) if rng.random() < 0.15 else None, rng.randint(1, 20) if rng.random() < 0.1 else None)
         for _ in range(rng.randint(1, 8)))
     return Schedule(rng.randrange(engines), rng.choice(list(Guessing)), arrivals)
 
@@ -116,20 +135,24 @@ class _Request:
 class Lab:
     """The engines that schedules run on, made when they are first used, and the requests with what they get alone.
 
-    An engine keeps its prefix cache from schedule to schedule.
+    An engine keeps its prefix cache from schedule to schedule. ``kv``: element type of its KV cache; ``model``: any toy
+    with ``CONFIG``'s vocabulary and context.
     """
 
-    def __init__(self, kernels: KernelSet, engines: int, seed: int = 0) -> None:
+    def __init__(self, kernels: KernelSet, engines: int, seed: int = 0, kv: str = DEFAULT_KV,
+                 model: ToyModel | None = None) -> None:
         rng = random.Random(seed)
-        self._model, self._kernels = ToyModel(), kernels
+        self._model, self._kernels, self._kv = model or ToyModel(), kernels, kv
         self._weights = Weights(self._model)
+        self._draft = ToyModel(DRAFT_CONFIG)
+        self._draft_weights = Weights(self._draft)
         self._shapes = [random_shape(rng, n) for n in range(engines)]
         self._engines: dict[int, Engine] = {}
         self._guesses = [_Guesses(seed) for _ in range(engines)]
         self.coverage = Coverage()
         self._requests = _bank(rng)
         plain = Engine(self._model, kernels, weights=self._weights, threads=1, max_sequences=1, kv_tokens=256,
-                       text=False, prefix_cache=False)
+                       text=False, prefix_cache=False, kv=kv)
         try:
             self._alone = [self._said_alone(plain, r) for r in self._requests]
         finally:
@@ -140,14 +163,22 @@ class Lab:
             engine.close()
 
     def differing(self, schedule: Schedule) -> list[int]:
-        """Runs a schedule to its end; which of its arrivals got anything else than alone."""
+        """Runs a schedule to its end; which of its arrivals got anything else than alone. AssertionError when it does
+        not come to its end, or leaves anything behind."""
         engine = self._engine(schedule.engine)
         self._guesses[schedule.engine].begin(schedule.guessing, self._texts(schedule))
         before, counted = engine.stats, self.coverage
         ids: dict[int, int] = {}  # arrival: the engine's id
         said: dict[int, list[Output]] = {}  # by the engine's id, both
         bits: dict[int, list[bytes]] = {}
-        engine.on_logits = lambda sequence, _, logits: bits[sequence].append(_digest(logits))
+        leaves: dict[int, int] = {}
+
+        def look(sequence: int, position: int, logits: np.ndarray) -> None:
+            bits[sequence].append(_digest(logits))
+            if len(bits[sequence]) == leaves.get(sequence):
+                engine.abort(sequence)
+
+        engine.on_logits = look
         step, last = 0, max(a.step for a in schedule.arrivals)
         while step <= last or not engine.idle:
             for n, arrival in enumerate(schedule.arrivals):
@@ -155,12 +186,16 @@ class Lab:
                     request = self._requests[arrival.request]
                     ids[n] = engine.add(request.prompt, replace(request.params, priority=arrival.priority))
                     said[ids[n]], bits[ids[n]] = [], []
+                    if arrival.dropped_at is not None:
+                        leaves[ids[n]] = arrival.dropped_at
                 if arrival.dropped_after is not None and arrival.step + arrival.dropped_after == step:
                     engine.abort(ids[n])
             for output in engine.step():
                 said[output.sequence].append(output._replace(sequence=0))
             engine.check_integrity()
             step += 1
+            assert step < MOST_STEPS, f"{engine.waiting} requests wait and {engine.running} run without end"
+        assert engine.pages_in_use == 0, "idle, but pages are held"
         engine.on_logits = None
         counted.schedules += 1
         counted.requests += len(ids)
@@ -168,12 +203,16 @@ class Lab:
         counted.prefix_hit_tokens += engine.stats.prefix_hit_tokens - before.prefix_hit_tokens
         counted.drafted += engine.stats.drafted_tokens - before.drafted_tokens
         counted.accepted += engine.stats.accepted_tokens - before.accepted_tokens
+        counted.draft_passes += engine.stats.draft_passes - before.draft_passes
         wrong = []
         for n, arrival in enumerate(schedule.arrivals):
             got, alone = Said(tuple(said[ids[n]]), tuple(bits[ids[n]])), self._alone[arrival.request]
             whole = bool(got.outputs) and got.outputs[-1].finish is not None
             counted.dropped += not whole
-            right = got == alone if whole or arrival.dropped_after is None else got.begins(alone)
+            counted.dropped_inside += not whole and len(got.bits) == arrival.dropped_at
+            counted.failed += whole and got.outputs[-1].error is not None
+            stays = arrival.dropped_after is None and arrival.dropped_at is None
+            right = got == alone if whole or stays else got.begins(alone)
             if not right:
                 wrong.append(n)
         return wrong
@@ -181,14 +220,16 @@ class Lab:
     def _engine(self, at: int) -> Engine:
         if at not in self._engines:
             s, guesses = self._shapes[at], self._guesses[at]
+            speculate = (DraftModel(self._draft, self._draft_weights, guesses) if s.draft
+                         else Speculation(guesses.lookup, guesses))
             self._engines[at] = Engine(
                 self._model, self._kernels, weights=self._weights, threads=s.threads, max_sequences=s.max_sequences,
                 max_tokens_per_step=s.max_tokens, max_prefill_tokens_per_step=s.max_prefill, kv_tokens=64 * s.pages,
-                prefix_cache=s.prefix_cache, text=False, speculate=Speculation(guesses.lookup, guesses))
+                prefix_cache=s.prefix_cache, text=False, kv=self._kv, speculate=speculate)
         return self._engines[at]
 
     def _texts(self, schedule: Schedule) -> list[list[int]]:
-        return [self._requests[a.request].prompt + [o.token for o in self._alone[a.request].outputs]
+        return [self._requests[a.request].prompt + [o.token for o in self._alone[a.request].outputs if o.token >= 0]
                 for a in schedule.arrivals]
 
     def _said_alone(self, engine: Engine, request: _Request) -> Said:
@@ -206,24 +247,28 @@ class _Guesses:
     way: Guessing = Guessing.NONE
     texts: list[list[int]] = field(default_factory=list)
     adaptive: AdaptivePolicy = field(default_factory=AdaptivePolicy)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def begin(self, way: Guessing, texts: list[list[int]]) -> None:
-        self.way, self.texts = way, texts
+        self.way, self.texts, self.rng = way, texts, random.Random(self.seed)
 
     def lookup(self) -> PromptLookup | _Hindsight:
         return _Hindsight(self.texts, random.Random(self.seed)) if self.way is Guessing.HINDSIGHT else PromptLookup()
 
-    def lengths(self, rates: Sequence[float], offered: Sequence[int], spare: int) -> list[int]:
-        if self.way is Guessing.LOOKUP:
-            return self.adaptive.lengths(rates, offered, spare)
+    def lengths(self, rates: Sequence[float], offered: Sequence[int], spare: int,
+                price: Price | None = None) -> list[int]:
+        if self.way is Guessing.SHIPPED:
+            return self.adaptive.lengths(rates, offered, spare, price)
         lengths = []
         for offer in offered:
+            if self.way is Guessing.HINDSIGHT and price is not None:
+                offer = self.rng.randint(0, offer)
             lengths.append(0 if self.way is Guessing.NONE else min(offer, spare))
             spare -= lengths[-1]
         return lengths
 
-    def passed(self, sequences: int, tokens: int, seconds: float) -> None:
-        self.adaptive.passed(sequences, tokens, seconds)
+    def passed(self, sequences: int, tokens: int, seconds: float, guessing: float = 0.0) -> None:
+        self.adaptive.passed(sequences, tokens, seconds, guessing)
 
 
 class _Hindsight:
@@ -250,7 +295,7 @@ def _bank(rng: random.Random) -> list[_Request]:
             temperature=rng.choice([0.0, 0.0, 0.8, 1.3]), top_p=rng.choice([1.0, 0.9]), top_k=rng.choice([0, 20]),
             seed=n, max_tokens=rng.choice([1, 2, 8, 20, 50]), ignore_eos=rng.random() < 0.7,
             logprobs=rng.choice([None, None, 0, 3]), prompt_logprobs=2 if rng.random() < 0.15 else None,
-            constraint=EveryThird() if rng.random() < 0.2 else None)
+            constraint=rng.choice([None] * 15 + [EveryThird()] * 4 + [FailsLater()]))
         bank.append(_Request(prompt, params))
     return bank
 

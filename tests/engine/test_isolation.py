@@ -88,7 +88,7 @@ def gone(pid: int) -> bool:
 
 
 def executor_of(engine: Engine) -> int:
-    warden = engine._runner._executor.started().pid
+    warden = engine._runner.executor.started().pid
     return int(Path(f"/proc/{warden}/task/{warden}/children").read_text().split()[0])
 
 
@@ -196,7 +196,7 @@ def test_nothing_is_left_when_the_engine_is_closed_or_killed():
         from kforge.engine.engine import Engine
         e = Engine(ToyModel(rest=WeightFormat.Q8_0), "default", act="f32", kv_tokens=256, text=False, isolate=True)
         e.generate([[1, 2, 3]])
-        warden = e._runner._executor.started().pid
+        warden = e._runner.executor.started().pid
         print(warden, open(f"/proc/{{warden}}/task/{{warden}}/children").read(), flush=True)
         time.sleep(60)
     """

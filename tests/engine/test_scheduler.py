@@ -315,6 +315,8 @@ class SchedulingMachine(RuleBasedStateMachine):
     """Random requests, steps, failed steps, refused drafts and drops; a model of the cache's memory says what each page
     really holds, so a page that is shared, reused or published wrongly shows as contents of another text."""
 
+    rules = steps = 0  # of all machines so far: rules carried out, and steps of the scheduler
+
     @initialize(pages=st.integers(6, 14), budget=st.integers(1, 12), most=st.integers(1, 5), extra=st.integers(0, 4),
                 prefill=st.integers(1, 12), cache=st.booleans(), ageing=st.integers(0, 5))
     def begin(self, pages, budget, most, extra, prefill, cache, ageing):
@@ -330,6 +332,7 @@ class SchedulingMachine(RuleBasedStateMachine):
           priority=st.integers(-1, 1), scored=st.booleans())
     def add(self, stem, shared, own, answer, priority, scored):
         """Prompts of at most 18 tokens that often begin alike; with their answers they fit the smallest pool."""
+        SchedulingMachine.rules += 1
         self.number += 1
         tokens = [stem] * shared + [100 + self.number * 10 + i for i in range(own)] or [stem]
         item = sequence(self.number, tokens, answer, priority, **({"prompt_logprobs": 0} if scored and own > 3 else {}))
@@ -339,10 +342,12 @@ class SchedulingMachine(RuleBasedStateMachine):
     @rule(lengths=st.lists(st.integers(0, 4), min_size=1, max_size=3), right=st.integers(0, 4),
           fails=st.sampled_from([False] * 7 + [True]))
     def step(self, lengths, right, fails):
+        SchedulingMachine.rules += 1
         self.play(lengths, right, fails)
 
     def play(self, lengths: list[int], right: int, fails: bool) -> None:
         s = self.scheduler
+        SchedulingMachine.steps += 1
         self.guesses.lengths = lengths
         decoders = {i.id for i in s.running if i.wanted - i.computed == 1}
         batch = s.schedule()
@@ -388,10 +393,12 @@ class SchedulingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 99))
     def drop(self, which):
+        SchedulingMachine.rules += 1
         self.scheduler.abort(self.open.pop(which % len(self.open)))
 
     @rule()
     def forget(self):
+        SchedulingMachine.rules += 1
         self.scheduler.blocks.forget()
 
     @invariant()
@@ -415,7 +422,14 @@ TestScheduling.settings = settings(max_examples=25, stateful_step_count=30, dead
 
 @pytest.mark.slow
 class TestSchedulingLong(SchedulingMachine.TestCase):
-    """Fifty thousand rules in all."""
+    """At least fifty thousand rules, and about as many steps of the scheduler (the machine's end makes some, too)."""
 
-    settings = settings(max_examples=500, stateful_step_count=100, deadline=None,
+    settings = settings(max_examples=620, stateful_step_count=100, deadline=None,
                         suppress_health_check=list(HealthCheck))
+
+    def runTest(self):
+        rules, steps = SchedulingMachine.rules, SchedulingMachine.steps
+        super().runTest()
+        rules, steps = SchedulingMachine.rules - rules, SchedulingMachine.steps - steps
+        print(f"{rules} rules, {steps} steps of the scheduler")
+        assert rules >= 50_000

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kforge.core.errors import KforgeError
-from kforge.engine.drafting import MAX_DRAFT, AdaptivePolicy, PromptLookup, Speculation, guessing
+from kforge.engine.drafting import MAX_DRAFT, PromptLookup, Speculation
+from kforge.engine.pacing import AdaptivePolicy
 from kforge.engine.request import SamplingParams, Sequence
+from kforge.engine.speculation import guessing
 
 
 def test_what_followed_the_last_tokens_is_proposed():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,24 @@ from kforge.core.dtypes import WeightFormat
 from kforge.models.config import Family, ModelConfig, Rope, RopeStyle
 from kforge.models.model import Model
 from kforge.models.roles import Matrix, shape_of
+from kforge.models.synth_plan import SHAPES
 from kforge.operators.layouts import random
 
 CONFIG = ModelConfig("toy", Family.LLAMA, layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=256,
                      vocab=320, context_length=256, rms_eps=1e-5, rope=Rope(10000.0, RopeStyle.NORM), tied_head=True,
                      stop_ids=(0,))
+DRAFT_CONFIG = replace(CONFIG, name="toy-draft", layers=1)  # the same without its last layer: is right now and then
+
+
+# Experts, sinks, biases, and windows in turn with none: what ``CONFIG`` has no call for.
+GPT_OSS_CONFIG = replace(SHAPES["tiny-gpt-oss-test"], name="toy-gpt-oss", vocab=CONFIG.vocab,
+                         context_length=CONFIG.context_length, stop_ids=CONFIG.stop_ids)
+
+
+def gpt_oss_toy() -> ToyModel:
+    """In the formats of the published files: experts in mxfp4, the rest in eight bits."""
+    experts = {role: WeightFormat.MXFP4 for role in (Matrix.EXPERT_GATE, Matrix.EXPERT_UP, Matrix.EXPERT_DOWN)}
+    return ToyModel(GPT_OSS_CONFIG, {Matrix.ROUTER: WeightFormat.F32, **experts}, WeightFormat.Q8_0)
 
 
 @dataclass

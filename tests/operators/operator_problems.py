@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from kforge.core.dtypes import WeightFormat
 from kforge.core.workload import Problem, Workload
 from kforge.operators.numerics import widen
 
-FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "mxfp4")
+FORMATS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "mxfp4", "int8_channel")
 INTEGERS = FORMATS[3:]
 
 
@@ -49,6 +50,7 @@ def moe_combine(h=83, k=4, t=6):
 def moe_workloads():
     return [moe_linear(), moe_linear("mxfp4", "a8", "none", "slot", 1, 16, n=50),
             moe_linear("q4_0", "a8", "silu_gate", "token", 0, 64, k=5, t=3), moe_linear("bf16", "f32", "swiglu_oai"),
+            moe_linear("int8_channel", "a8_token", "silu_gate", t=3),
             moe_linear("q6_k", "a8", "none", "slot", 0, 16, n=40, t=2), moe_linear("mxfp4", "f32", "silu_gate", t=4),
             moe_route(), moe_route(8, 1), moe_route(5, 5), moe_route(33, 8, "all"), moe_combine(), moe_combine(32, 1),
             moe_combine(17, 5)]
@@ -61,7 +63,7 @@ def rms_norm(residual=0, h=577):
 def all_workloads():
     made = [embedding(weight) for weight in FORMATS]
     for weight in FORMATS:
-        for act in ("f32", "a8") if weight in INTEGERS else ("f32",):
+        for act in WeightFormat(weight).acts:
             made += [linear(weight, act), linear(weight, act, "residual", 1, rows=16, m=3),
                      linear(weight, act, "silu_gate", 1, rows=64, m=4)]
     made += [rms_norm(0), rms_norm(1)]

@@ -64,14 +64,26 @@ def test_honest_a8_kernels_use_less_than_half_of_the_bound(weight, distribution)
     assert ratio(reference["out"], acc, DType.F32) < 0.5
 
 
-@pytest.mark.parametrize("act,weight", [("f32", "bf16"), ("f32", "q4_0"), ("a8", "q4_0"), ("a8", "q4_k")])
+@pytest.mark.parametrize("distribution", EVERY)
+def test_honest_a8_token_kernels_use_less_than_half_of_the_bound(distribution):
+    """Scales applied one after the other, and K in two halves that are added as floats."""
+    workload = linear("int8_channel", "a8_token", k=2048, n=256, m=16)
+    _, inputs, reference = case(workload, distribution)
+    stored, a = weight_of(workload, inputs), quantize_a8(inputs["x"], "a8_token")
+    u, q = stored.signed().astype(np.int64), a.q.astype(np.int64)
+    acc = (q[:, :1024] @ u[:, :1024].T).astype(np.float32) + (q[:, 1024:] @ u[:, 1024:].T).astype(np.float32)
+    assert ratio(reference["out"], acc * a.d * stored.d[:, 0], DType.F32) < 0.5
+
+
+@pytest.mark.parametrize("act,weight", [("f32", "bf16"), ("f32", "q4_0"), ("a8", "q4_0"), ("a8", "q4_k"),
+                                        ("a8_token", "int8_channel")])
 def test_every_single_dropped_term_of_linear_is_caught(act, weight):
     """Whichever k a kernel forgets, some output of the NORMAL and of the CANCEL case shows it, by a factor of two."""
     workload = linear(weight, act, k=2048, n=64, m=2)
     for distribution in (Distribution.NORMAL, Distribution.CANCEL):
         _, inputs, reference = case(workload, distribution)
         w = weight_of(workload, inputs).dequantize().astype(np.float64)
-        x = quantize_a8(inputs["x"]).exact() if act == "a8" else inputs["x"].astype(np.float64)
+        x = quantize_a8(inputs["x"], act).exact() if act != "f32" else inputs["x"].astype(np.float64)
         shown = (np.abs(x[:, None] * w[None]) > 2 * reference["out"].bound[:, :, None]).any(axis=(0, 1))
         assert (shown | (x == 0).all(axis=0)).all(), distribution
 

@@ -10,9 +10,11 @@ from operators_cpp import open_probe, pointer
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
 from kforge.operators import layouts
+from kforge.operators.weights import from_int8_channel
 
 FORMATS = list(WeightFormat)
 INTEGERS = [f for f in FORMATS if f.quantized]
+IN_GGUF = [f for f in FORMATS if not f.traits.row_scale]
 
 
 def gguf_bytes(format, n, k, seed):
@@ -32,7 +34,7 @@ def gguf_bytes(format, n, k, seed):
     return blocks
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", IN_GGUF)
 def test_dequantize_equals_gguf_to_the_bit(format):
     n, k = 37, 512
     raw = gguf_bytes(format, n, k, 3)
@@ -44,7 +46,7 @@ def test_dequantize_equals_gguf_to_the_bit(format):
     assert layouts.from_gguf(raw.tobytes(), format, n, k).dequantize().tobytes() == got.tobytes()
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", IN_GGUF)
 def test_truncated_weight_names_the_format(format):
     raw = gguf_bytes(format, 4, 256, 3)
     with pytest.raises(KforgeError, match=format.value):
@@ -108,6 +110,28 @@ def test_q4_0_bytes_are_those_of_the_document():
             for j, r, i in np.ndindex(4, 16, 4):
                 u = weight.values[16 * tile + r, 32 * g:]
                 assert vectors[j, r, i] == u[4 * j + i] | u[16 + 4 * j + i] << 4
+
+
+def test_int8_channel_bytes_are_those_of_the_document():
+    n, k, rows = 40, 64, 32
+    values = np.random.default_rng(3).integers(-128, 128, (n, k)).astype(np.int8)
+    scales = np.random.default_rng(4).random((n, 1), np.float32)
+    data = layouts.pack(from_int8_channel(values, scales), layouts.panel_layout(rows))
+    panels = data.reshape(2, 4 * rows + 2 * 2 * 512)
+    assert (panels[:, :4 * rows].view(np.float32).ravel()[:n] == scales[:, 0]).all()
+    words = panels[:, 4 * rows:].reshape(2, 2, 2, 8, 16, 4)  # [panel, group, 16 rows, vector, row, byte]
+    u = words.transpose(0, 2, 4, 1, 3, 5).reshape(2 * rows, k)[:n]
+    assert (u.astype(int) - 128 == values).all()
+
+
+@pytest.mark.parametrize(("shape", "scale", "words"), [
+    ((4, 48), (4, 1), "multiple of 32"), ((4, 1 << 18), (4, 1), "132096"), ((4, 64), (4, 2), "one scale a row"),
+    ((4, 64), (3, 1), "one scale a row")])
+def test_int8_weights_that_no_kernel_can_take_are_refused(shape, scale, words):
+    with pytest.raises(KforgeError, match=words):
+        from_int8_channel(np.zeros(shape, np.int8), np.ones(scale, np.float32))
+    with pytest.raises(KforgeError, match="finite"):
+        from_int8_channel(np.zeros((2, 32), np.int8), np.array([1, np.nan], np.float32))
 
 
 @pytest.mark.parametrize("format", INTEGERS)

@@ -77,6 +77,10 @@ def linear_by_the_document(workload, inputs):
             for k in range(start, min(start + 128, weight.k)):
                 block = fma(x[:, k, None], w[None, :, k], block)
             acc = acc + block if start else block
+    elif p.str("act") == "a8_token":
+        a = quantize_a8(x, "a8_token")
+        sums = a.q.astype(np.int64) @ weight.signed().astype(np.int64).T
+        acc = sums.astype(F) * (weight.d[:, 0] * a.d)
     else:
         a, d_w = quantize_a8(x), weight.scales()
         for k in range(0, weight.k, traits.group):
@@ -93,8 +97,7 @@ def linear_by_the_document(workload, inputs):
 
 
 @pytest.mark.parametrize("epilogue", ["none", "residual", "silu_gate"])
-@pytest.mark.parametrize("weight,act", [(f.value, act) for f in WeightFormat for act in ("f32", "a8")
-                                        if act == "f32" or f.quantized])
+@pytest.mark.parametrize("weight,act", [(f.value, act) for f in WeightFormat for act in f.acts])
 def test_linear_follows_the_document(weight, act, epilogue):
     workload = linear(weight, act, epilogue, bias=1, rows=32, n=70, m=3)
     for distribution in (Distribution.NORMAL, Distribution.HEAVY_TAIL, Distribution.ONE_HOT):
@@ -102,7 +105,8 @@ def test_linear_follows_the_document(weight, act, epilogue):
         assert operator.spec(workload, inputs)["out"].tobytes() == linear_by_the_document(workload, inputs).tobytes()
 
 
-@pytest.mark.parametrize("weight,act", [("bf16", "f32"), ("q4_1", "a8"), ("q6_k", "a8")])
+@pytest.mark.parametrize("weight,act", [("bf16", "f32"), ("q4_1", "a8"), ("q6_k", "a8"),
+                                        ("int8_channel", "a8_token"), ("int8_channel", "f32")])
 @pytest.mark.parametrize("rows", [16, 64])
 def test_linear_depends_neither_on_the_batch_nor_on_the_panel_height(weight, act, rows):
     many = linear(weight, act, m=6)

@@ -13,6 +13,11 @@ from kforge.core.workload import Problem
 from kforge.operators.base import Distribution
 
 
+def act_of(template: str) -> str:
+    """Activations that a template is for; nothing for one that takes all."""
+    return template.rpartition("_")[0]
+
+
 @dataclass(frozen=True)
 class Case:
     template: str
@@ -25,9 +30,7 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        act = self.template.split("_", 1)[0]
-        if self.template == "portable":
-            act = "a8" if WeightFormat(self.weight).quantized else "f32"
+        act = act_of(self.template) or WeightFormat(self.weight).acts[0]
         return problem_of(self.weight, self.K, self.N, self.rows, self.epilogue, self.bias, act)
 
 
@@ -43,6 +46,11 @@ CASES = [
     Case("a8_avx2", "q6_k", 256, 50, 16),
     Case("a8_avx2", "mxfp4", 96, 50, 32),
     Case("f32_avx2", "f16", 200, 40, 32, "silu_gate"),
+    Case("a8_token_vnni", "int8_channel", 96, 100, 32),
+    Case("a8_token_vnni", "int8_channel", 64, 88, 64, "silu_gate", 1),
+    Case("a8_token_avx2", "int8_channel", 96, 60, 32, "silu_gate", 1),
+    Case("f32_avx512", "int8_channel", 160, 50, 16, "residual"),
+    Case("portable", "int8_channel", 96, 50, 16, "residual", 1),
     Case("portable", "q4_k", 256, 40, 32, "residual", 1),
     Case("portable", "f32", 150, 40, 64, "silu_gate"),
 ]
@@ -67,7 +75,7 @@ def test_bits_equal_the_order_specification_for_any_tokens_and_threads(case: Cas
 def test_every_format_and_activation_has_a_template_on_any_processor() -> None:
     template, target = template_of("portable"), target_of("portable")
     for weight in WeightFormat:
-        for act in ("a8", "f32") if weight.quantized else ("f32",):
+        for act in weight.acts:
             problem = problem_of(weight, 256, 64, 32, "none", 0, act)
             assert template.applies(problem, target) is None, (weight, act)
 
@@ -85,8 +93,8 @@ def test_scratch_never_shrinks_with_more_tokens() -> None:
 @pytest.mark.parametrize("weight", list(WeightFormat))
 @pytest.mark.parametrize("name", list(FEATURES))
 def test_bits_of_every_format(name: str, weight: WeightFormat) -> None:
-    for act in ("a8", "f32"):
-        if (act == "a8" and not weight.quantized) or (name != "portable" and not name.startswith(act)):
+    for act in weight.acts:
+        if name != "portable" and act_of(name) != act:
             continue
         for epilogue, bias, rows, N in [("residual", 1, 64, 70), ("silu_gate", 0, 32, 72)]:
             problem = problem_of(weight, 512, N, rows, epilogue, bias, act)
@@ -100,7 +108,8 @@ def test_bits_of_every_format(name: str, weight: WeightFormat) -> None:
 @pytest.mark.parametrize("name", [name for name in FEATURES if name != "portable"])
 def test_bits_do_not_depend_on_parameters(name: str) -> None:
     template, target = template_of(name), target_of(name)
-    problem = problem_of("q4_0", 160, 96, 32, "silu_gate", 0, name.split("_", 1)[0])
+    act = act_of(name)
+    problem = problem_of("int8_channel" if act == "a8_token" else "q4_0", 160, 96, 32, "silu_gate", 0, act)
     skip_unless_it_runs_here(name, problem)
     space = template.space(problem, target)
     for params in space[:: max(1, len(space) // 6)]:

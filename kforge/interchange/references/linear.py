@@ -13,8 +13,8 @@ def run(x, w, *more):
     packed = w.detach().cpu().numpy().view("uint8")
     weight = torch.from_numpy(layouts.unpack(packed, format, n, k, layout).dequantize()).to(torch.float64)
     rows = x.detach().cpu().numpy()
-    if ATTRIBUTES["act"] == "a8":
-        rows = numerics.quantize_a8(rows).exact()
+    if ATTRIBUTES["act"] != "f32":
+        rows = numerics.quantize_a8(rows, ATTRIBUTES["act"]).exact()
     out = torch.from_numpy(rows).to(torch.float64) @ weight.T
     rest = [tensor.detach().cpu().to(torch.float64) for tensor in more]
     if ATTRIBUTES["bias"]:

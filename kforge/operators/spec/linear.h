@@ -10,23 +10,26 @@
 namespace kf {
 namespace spec {
 
+// By the codes that callers pass. a8: a scale per 32 k; a8_token: one for all k of a token.
+enum class Act { f32, a8, a8_token };
+
 struct Activations {
     std::vector<int8_t> q;   // [M][K]
-    std::vector<float> d;    // [M][K / 32]
+    std::vector<float> d;    // [M][K / group]
     std::vector<int32_t> sum;
 };
 
-inline Activations quantize(const float *x, int64_t M, int64_t K) {
-    Activations a{std::vector<int8_t>(M * K), std::vector<float>(M * K / 32), std::vector<int32_t>(M * K / 32)};
-    for (int64_t g = 0; g < M * K / 32; ++g) {
+inline Activations quantize(const float *x, int64_t M, int64_t K, int64_t group) {
+    Activations a{std::vector<int8_t>(M * K), std::vector<float>(M * K / group), std::vector<int32_t>(M * K / group)};
+    for (int64_t g = 0; g < M * K / group; ++g) {
         uint32_t top = 0;
-        for (int i = 0; i < 32; ++i) top = std::max(top, kf::bits(kf::abs(x[g * 32 + i])));
+        for (int64_t i = 0; i < group; ++i) top = std::max(top, kf::bits(kf::abs(x[g * group + i])));
         const float amax = kf::from_bits(top);
         const float inverse = a8_inverse(amax);
         a.d[g] = kf::a8_scale(amax);
-        for (int i = 0; i < 32; ++i) {
-            const int32_t q = a8_quantize(x[g * 32 + i], inverse);
-            a.q[g * 32 + i] = static_cast<int8_t>(q);
+        for (int64_t i = 0; i < group; ++i) {
+            const int32_t q = a8_quantize(x[g * group + i], inverse);
+            a.q[g * group + i] = static_cast<int8_t>(q);
             a.sum[g] += q;
         }
     }
@@ -48,6 +51,14 @@ inline void dot_a8(const Tile &w, const Activations &a, int64_t token, int64_t K
     }
 }
 
+// One integer sum over all of K, then the product with both scales: three roundings, and no order.
+inline void dot_a8_token(const Tile &w, const Activations &a, int64_t token, int64_t K, float *acc) {
+    int32_t idot[kLanes] = {};
+    for (int64_t k = 0; k < K; ++k)
+        for (int l = 0; l < kLanes; ++l) idot[l] += w.code[k * kLanes + l] * a.q[token * K + k];
+    for (int l = 0; l < kLanes; ++l) acc[l] = static_cast<float>(idot[l]) * (w.d[l] * a.d[token]);
+}
+
 inline void dot_f32(const Tile &w, const float *x, int64_t K, float *acc) {
     for (int64_t k0 = 0; k0 < K; k0 += 128) {
         float block[kLanes] = {};
@@ -63,7 +74,7 @@ enum class Gate { none, silu, swiglu_oai };
 struct Linear {
     panel::Format format;
     int64_t rows;
-    bool a8;
+    Act act;
     Gate gate;
     int64_t N, K;
 };
@@ -74,12 +85,15 @@ inline float gated(Gate gate, float g, float up) { return gate == Gate::silu ? s
 inline void linear(const Linear &p, int64_t M, const float *x, const uint8_t *weight, const float *bias, const float *residual,
                    float *out) {
     const Take take = take_of(p.format, p.rows);
-    const Activations a = p.a8 ? quantize(x, M, p.K) : Activations{};
+    const bool integers = p.act != Act::f32;
+    const Activations a = integers ? quantize(x, M, p.K, p.act == Act::a8 ? 32 : p.K) : Activations{};
     const int step = p.format == panel::Format::q6_k ? 16 : 32;
     const bool gate = p.gate != Gate::none;
     const int64_t width = gate ? p.N / 2 : p.N;
     const auto compute = [&](const Tile &tile, int64_t token, int64_t first, int64_t count, float *acc) {
-        if (p.a8)
+        if (p.act == Act::a8_token)
+            dot_a8_token(tile, a, token, p.K, acc);
+        else if (p.act == Act::a8)
             dot_a8(tile, a, token, p.K, step, panel::has_min(p.format), acc);
         else
             dot_f32(tile, x + token * p.K, p.K, acc);
@@ -89,8 +103,8 @@ inline void linear(const Linear &p, int64_t M, const float *x, const uint8_t *we
     float acc[kLanes], other[kLanes];
     for (int64_t n = 0; n < width; n += kLanes) {
         const int64_t count = std::min<int64_t>(kLanes, width - n);
-        take(weight, p.N, p.K, gate, n, n + count, p.a8, &tile);
-        if (gate) take(weight, p.N, p.K, true, width + n, width + n + count, p.a8, &up);
+        take(weight, p.N, p.K, gate, n, n + count, integers, &tile);
+        if (gate) take(weight, p.N, p.K, true, width + n, width + n + count, integers, &up);
         for (int64_t token = 0; token < M; ++token) {
             compute(tile, token, n, count, acc);
             if (gate) compute(up, token, width + n, count, other);

@@ -13,20 +13,20 @@ constexpr int kLanes = 16;
 
 // Lane l is weight row first + l; lanes beyond the last row hold zeros.
 struct Tile {
-    std::vector<float> value;    // [K][16]; f32 variant
-    std::vector<int32_t> code;   // [K][16], u - offset; a8 variant
-    std::vector<float> d, m;     // [K / 16][16]; a8 variant
+    std::vector<float> value;    // [K][16]; for f32 activations
+    std::vector<int32_t> code;   // [K][16], u - offset; for integer activations
+    std::vector<float> d, m;     // [K / 16][16]; for integer activations
 };
 
 template <panel::Format F, int ROWS>
-void take(const uint8_t *w, int64_t N, int64_t K, bool gate_up, int64_t first, int64_t last, bool a8, Tile *tile) {
-    tile->value.assign(a8 ? 0 : K * kLanes, 0.0f);
-    tile->code.assign(a8 ? K * kLanes : 0, 0);
-    tile->d.assign(a8 ? K / 16 * kLanes : 0, 0.0f);
+void take(const uint8_t *w, int64_t N, int64_t K, bool gate_up, int64_t first, int64_t last, bool integers, Tile *tile) {
+    tile->value.assign(integers ? 0 : K * kLanes, 0.0f);
+    tile->code.assign(integers ? K * kLanes : 0, 0);
+    tile->d.assign(integers ? K / 16 * kLanes : 0, 0.0f);
     tile->m = tile->d;
     for (int64_t n = first; n < last; ++n) {
         const int64_t p = panel::packed_row(n, N, gate_up), lane = n - first;
-        if (!a8) {
+        if (!integers) {
             for (int64_t k = 0; k < K; ++k) tile->value[k * kLanes + lane] = panel::value<F, ROWS>(w, K, p, k);
             continue;
         }
@@ -59,7 +59,8 @@ inline Take take_of(panel::Format format, int64_t rows) {
         case Format::q4_k: return take_of<Format::q4_k>(rows);
         case Format::q5_k: return take_of<Format::q5_k>(rows);
         case Format::q6_k: return take_of<Format::q6_k>(rows);
-        default: return take_of<Format::mxfp4>(rows);
+        case Format::mxfp4: return take_of<Format::mxfp4>(rows);
+        default: return take_of<Format::int8_channel>(rows);
     }
 }
 

@@ -12,7 +12,7 @@
 namespace kf {
 namespace panel {
 
-enum class Format { f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, mxfp4 };
+enum class Format { f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, mxfp4, int8_channel };
 
 constexpr int kTileRows = 16, kGroup = 32, kSuper = 256;
 
@@ -21,18 +21,20 @@ constexpr int bits(Format f) {
     return f == Format::f32    ? 32
            : f == Format::f16  ? 16
            : f == Format::bf16 ? 16
-           : f == Format::q8_0 ? 8
+           : f == Format::q8_0 || f == Format::int8_channel ? 8
            : f == Format::q5_k ? 5
            : f == Format::q6_k ? 6
                                : 4;
 }
 constexpr int offset(Format f) {
-    return f == Format::q8_0 ? 128 : f == Format::q4_0 ? 8 : f == Format::q6_k ? 32 : f == Format::mxfp4 ? 12 : 0;
+    return f == Format::q8_0 || f == Format::int8_channel ? 128 : f == Format::q4_0 ? 8 : f == Format::q6_k ? 32 : f == Format::mxfp4 ? 12 : 0;
 }
 constexpr bool is_float(Format f) { return bits(f) >= 16; }
 constexpr bool is_k(Format f) { return f == Format::q4_k || f == Format::q5_k || f == Format::q6_k; }
 /* Scales are bytes e, and d = 2^(e - 128). */
 constexpr bool e8m0(Format f) { return f == Format::mxfp4; }
+/* One float32 scale for all k of a row. */
+constexpr bool row_scale(Format f) { return f == Format::int8_channel; }
 constexpr bool has_min(Format f) { return f == Format::q4_1 || f == Format::q4_k || f == Format::q5_k; }
 
 template <Format F, int ROWS>
@@ -43,9 +45,10 @@ struct Panel {
     /* Bytes of a tile: 16 rows x 32 k of values. */
     static constexpr int64_t kTileBytes = kTileRows * kGroup * bits(F) / 8;
     /* Bytes of one group's scales, of all rows. */
-    static constexpr int64_t kScaleBytes = is_float(F) ? 0 : (e8m0(F) ? 1 : is_k(F) || !has_min(F) ? 2 : 4) * ROWS;
-    /* Bytes of the header in front of 256 k: d f16[ROWS], dmin f16[ROWS] if the format has a minimum. */
-    static constexpr int64_t kHeaderBytes = is_k(F) ? (has_min(F) ? 4 : 2) * ROWS : 0;
+    static constexpr int64_t kScaleBytes = is_float(F) || row_scale(F) ? 0 : (e8m0(F) ? 1 : is_k(F) || !has_min(F) ? 2 : 4) * ROWS;
+    /* Bytes of the header in front of 256 k: d f16[ROWS], dmin f16[ROWS] if the format has a minimum. With row scales of the
+     * one in front of the panel: d f32[ROWS]. */
+    static constexpr int64_t kHeaderBytes = is_k(F) ? (has_min(F) ? 4 : 2) * ROWS : row_scale(F) ? 4 * ROWS : 0;
     /* From one group of 32 k to the next inside the same 256 k. */
     static constexpr int64_t kGroupBytes = kScaleBytes + kTiles * kTileBytes;
     /* From one 256 k to the next (K formats). */
@@ -54,12 +57,12 @@ struct Panel {
     static constexpr int64_t groups(int64_t K) { return (K + kGroup - 1) / kGroup; }
     static constexpr int64_t panels(int64_t packed_rows) { return (packed_rows + ROWS - 1) / ROWS; }
     /* From one panel to the next. */
-    static constexpr int64_t bytes(int64_t K) { return is_k(F) ? K / kSuper * kSuperBytes : groups(K) * kGroupBytes; }
+    static constexpr int64_t bytes(int64_t K) { return is_k(F) ? K / kSuper * kSuperBytes : kHeaderBytes + groups(K) * kGroupBytes; }
 
     /* Offsets inside a panel. */
     static constexpr int64_t header(int64_t g) { return g / (kSuper / kGroup) * kSuperBytes; }
     static constexpr int64_t scales(int64_t g) {
-        return is_k(F) ? header(g) + kHeaderBytes + g % (kSuper / kGroup) * kGroupBytes : g * kGroupBytes;
+        return is_k(F) ? header(g) + kHeaderBytes + g % (kSuper / kGroup) * kGroupBytes : kHeaderBytes + g * kGroupBytes;
     }
     static constexpr int64_t tile(int64_t g, int t) { return scales(g) + kScaleBytes + t * kTileBytes; }
 };
@@ -104,6 +107,11 @@ KF_INLINE Scale scale(const uint8_t *data, int64_t K, int64_t p, int64_t k) {
     const int64_t g = k / kGroup, r = p % ROWS;
     const uint8_t *base = data + p / ROWS * P::bytes(K);
     const uint8_t *s = base + P::scales(g);
+    if (row_scale(F)) {
+        float d;
+        __builtin_memcpy(&d, base + 4 * r, sizeof d);
+        return {d, 0.0f};
+    }
     if (e8m0(F)) return {e8m0_to_f32(s[r]), 0.0f};
     if (!is_k(F))
         return {f16_to_f32(load_u16(s + 2 * r)), has_min(F) ? f16_to_f32(load_u16(s + 2 * (ROWS + r))) : 0.0f};
@@ -120,7 +128,7 @@ KF_INLINE int32_t code(const uint8_t *data, int64_t K, int64_t p, int64_t k) {
     using P = Panel<F, ROWS>;
     const int64_t g = k / kGroup, r = p % kTileRows, i = k % 4, half = k % kGroup / 16, j = k % 16 / 4;
     const uint8_t *t = data + p / ROWS * P::bytes(K) + P::tile(g, static_cast<int>(p % ROWS / kTileRows)) + 4 * r + i;
-    if (F == Format::q8_0) return t[64 * (k % kGroup / 4)];
+    if (bits(F) == 8) return t[64 * (k % kGroup / 4)];
     const int32_t low = t[64 * j] >> (4 * half) & 15;
     if (F == Format::q5_k) return low | (t[256] >> (4 * half + j) & 1) << 4;
     if (F == Format::q6_k) return low | (t[256 + 64 * half] >> (2 * j) & 3) << 4;
