@@ -25,12 +25,15 @@ from kforge import operators
 from kforge.backends import templates
 from kforge.backends.cpp.admission import admit
 from kforge.backends.cpp.build import build
+from kforge.core.defaults import KV_TYPES
+from kforge.core.dtypes import DType
 from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.target import Target
 from kforge.core.trial import Artifact
 from kforge.core.workload import Attr, Problem, Workload, attribute
 from kforge.native import Arena, Kernel, Program, Team, huge_array
+from kforge.operators.numerics import narrow, numpy_dtype
 from kforge.targets.files import host
 from kforge.targets.probe import BandwidthProbe, measure_peak
 
@@ -57,8 +60,8 @@ class Shape:
         window = f" window {self.window}" if self.window else ""
         return f"{phase} {self.heads}/{self.kv_heads} D={self.d} x{self.sequences} {self.context}{window}"
 
-    def workload(self) -> Workload:
-        problem = Problem.of("paged_attention", Hq=self.heads, Hkv=self.kv_heads, D=self.d, P=PAGE, kv="bf16",
+    def workload(self, kv: str) -> Workload:
+        problem = Problem.of("paged_attention", Hq=self.heads, Hkv=self.kv_heads, D=self.d, P=PAGE, kv=kv,
                              window=self.window, sinks=int(self.window > 0))
         blocks = -(-self.context // PAGE)
         return Workload.of(problem, T=self.sequences * self.tokens, S=self.sequences, B=blocks,
@@ -108,11 +111,11 @@ def program_of(workload: Workload, kernel: Kernel, copies: int, team: Team) -> P
     operator, rng = operators.get("paged_attention"), np.random.default_rng(1)
     specs = {s.name: s for s in operator.tensors(workload)}
     axes = workload.axes
-    size = -(-specs["k_cache"].bytes // 4096) * 4096
-    memory = huge_array(2 * copies * size)
-    values = (rng.standard_normal(1 << 16).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    memory.view(np.uint16)[...] = np.resize(values, memory.size // 2)
-    arena = Arena(sum(s.bytes + 4096 for name, s in specs.items() if not name.endswith("cache")))
+    caches = [s for name, s in specs.items() if name.endswith(("_cache", "_scale"))]
+    sizes = [-(-s.bytes // 4096) * 4096 for s in caches]
+    memory = huge_array(copies * sum(sizes))
+    normal = rng.standard_normal(1 << 16).astype(np.float32)
+    arena = Arena(sum(s.bytes + 4096 for s in specs.values() if s not in caches))
     q, out = (arena.take(specs[name].shape, np.float32) for name in ("q", "out"))
     q[...] = rng.standard_normal(q.shape)
     integers = ("block_table", "query_start", "context")
@@ -124,9 +127,17 @@ def program_of(workload: Workload, kernel: Kernel, copies: int, team: Team) -> P
     for each in sinks:
         each[...] = rng.standard_normal(each.shape)
     program = Program(team)
-    for copy in range(copies):
-        parts = [memory[(2 * copy + i) * size:][: specs[name].bytes].view(np.uint16).reshape(specs[name].shape)
-                 for i, name in enumerate(("k_cache", "v_cache"))]
+    begin = 0
+    for _ in range(copies):
+        parts = []
+        for spec, size in zip(caches, sizes, strict=True):
+            part = memory[begin:][: spec.bytes].view(numpy_dtype(spec.dtype)).reshape(spec.shape)
+            if spec.dtype is DType.I8:
+                part[...] = np.resize((normal * 25).clip(-127, 127).astype(np.int8), spec.shape)
+            else:
+                part[...] = 0.04 if spec.name.endswith("_scale") else np.resize(narrow(normal, spec.dtype), spec.shape)
+            parts.append(part)
+            begin += size
         program.add(kernel, [q, *parts, table, start, context, *sinks, out],
                     np.array([axes[name] for name in operator.dynamic_axes], np.int64),
                     np.array(operator.scalars(workload)))
@@ -134,8 +145,8 @@ def program_of(workload: Workload, kernel: Kernel, copies: int, team: Team) -> P
 
 
 def measure(shape: Shape, target: Target, team: Team, probe: BandwidthProbe, seconds: float,
-            given: dict[str, Attr]) -> Figure:
-    workload = shape.workload()
+            given: dict[str, Attr], kv: str) -> Figure:
+    workload = shape.workload(kv)
     cost = operators.get("paged_attention").cost(workload)
     operations = dict(cost.operations)["fp32_fma"]
     built = build_default(workload.problem, target, given)
@@ -165,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")
     parser.add_argument("--seconds", type=float, default=1.0, help="per shape")
+    parser.add_argument("--kv", default="bf16", choices=KV_TYPES, help="element type of the cache")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--set", nargs="*", default=[], metavar="PARAM=VALUE", help="other than the defaults")
     parser.add_argument("--json", type=Path)
@@ -174,17 +186,17 @@ def main() -> None:
     target = host(quick=True)
     team = Team(args.threads or target.cores)
     table = Table("shape", "template", "bandwidth", "float32", "limit", "best", "spread",
-                  title=f"{target.model}, {team.threads} threads, bf16 cache, pages of {PAGE}")
+                  title=f"{target.model}, {team.threads} threads, {args.kv} cache, pages of {PAGE}")
     figures = []
     with BandwidthProbe(team.threads) as probe:
         for shape in SHAPES:
             if args.only in shape.name:
-                f = measure(shape, target, team, probe, args.seconds, given)
+                f = measure(shape, target, team, probe, args.seconds, given, args.kv)
                 figures.append(f)
                 shares = (f"{100 * share:.0f} %" for share in (f.bandwidth, f.compute, f.limit, f.best, f.spread))
                 table.add_row(f.shape, f.template, *shares)
     Console().print(table)
-    report = {"threads": team.threads, "figures": [asdict(f) for f in figures]}
+    report = {"threads": team.threads, "kv": args.kv, "figures": [asdict(f) for f in figures]}
     write_json(args.json, "bench/kernel_attention.py", report)
 
 

@@ -21,7 +21,7 @@ from kforge.engine.engine import Engine
 from kforge.engine.kernel_set import Overlay
 from kforge.models.graph import step_calls
 
-VARIANTS = [("f32", "f32"), ("a8", "bf16"), ("a8", "i8")]
+VARIANTS = [("f32", "f32"), ("a8", "bf16"), pytest.param(("a8", "i8"), marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ def kforge(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=200, check=False)
 
 
-@pytest.mark.parametrize("kv", ["f16", "i8"])
+@pytest.mark.parametrize("kv", ["f16", pytest.param("i8", marks=pytest.mark.slow)])
 def test_generate_prints_json_with_the_kernels_that_ran(model, kv):
     done = kforge("generate", str(model.path), "-p", "The capital of France is", "--max-tokens", "6",
                   "--kernels", "default", "--kv", kv, "--json")

@@ -31,7 +31,7 @@ CASES = [pytest.param(problem, kernel, marks=pytest.mark.slow if kernel[0] == "p
          for kernel in KERNELS for i, problem in enumerate(PROBLEMS)]
 CASES += [pytest.param(problem, kernel, marks=() if kernel[0] == "avx512" and i < 2 else pytest.mark.slow)
           for kernel in KERNELS for i, problem in enumerate(WINDOWS)]
-CASES += [pytest.param(problem, kernel, marks=() if kernel[0] == "avx512" else pytest.mark.slow)
+CASES += [pytest.param(problem, kernel, marks=() if kernel[0] == "avx512" and problem is INT8 else pytest.mark.slow)
           for kernel in KERNELS for problem in SCALED]
 
 
