@@ -46,7 +46,7 @@ SLOTS = (1, 4, 8, 16, 32)
 LLAMA_CHOICES: dict[str, tuple[object, ...]] = {
     "chunk": (512, 128), "unified": (False, True), "kv": ("f16", "q8_0"), "flash": (True, False)
 }
-VLLM_CHOICES: dict[str, tuple[object, ...]] = {"max_num_batched_tokens": (512, 2048)}
+VLLM_CHOICES: dict[str, tuple[object, ...]] = {"zentorch": (True, False), "max_num_batched_tokens": (512, 2048)}
 
 
 @dataclass

@@ -3,7 +3,8 @@
 Runs in the peer's own environment. {"open": folder, "threads": n, "slots": n, "tokens": n, "settings": {...}}, then
 {"mode": "trace", "requests": [...], "slots": n}. The engine runs inside this process, with no hand-over between
 processes; threads and their places are set by the environment (``peers.environments.vllm_variables``).
-``slots`` and ``tokens``: the most sequences and the longest one that will come. Settings are ``EngineArgs``'.
+``slots`` and ``tokens``: the most sequences and the longest one that will come. Settings are ``EngineArgs``', and
+``zentorch``: whether that library may be used, which vLLM does by itself where it can be imported.
 """
 
 from __future__ import annotations
@@ -70,11 +71,18 @@ def open_engine(folder: str, slots: int, tokens: int, settings: dict[str, object
 
 
 def describe(engine) -> str:
-    """What computes: the platform, and the kernel of the first linear layer."""
+    """What computes: the platform (zentorch's or plain), the kernels of quantised layers, what was preloaded."""
     import torch
     from vllm.platforms import current_platform
 
-    return f"{type(current_platform).__name__}, {torch.get_num_threads()} threads"
+    kernels = engine.apply_model(
+        lambda model: sorted(
+            {type(m.scheme.kernel).__name__ for m in model.modules() if hasattr(getattr(m, "scheme", None), "kernel")}
+        )
+    )[0]
+    preloaded = [Path(name).name for name in os.environ.get("LD_PRELOAD", "").split(":")]
+    parts = [type(current_platform).__name__, *kernels, f"{torch.get_num_threads()} threads", *preloaded]
+    return ", ".join(part for part in parts if part)
 
 
 def main() -> None:
@@ -85,9 +93,12 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "open" in request:
+            settings = dict(request["settings"])
+            if not settings.pop("zentorch", True):
+                sys.modules["zentorch"] = None  # type: ignore[assignment] - importing it fails from now on
             import vllm
 
-            engine = open_engine(request["open"], request["slots"], request["tokens"], request.get("settings", {}))
+            engine = open_engine(request["open"], request["slots"], request["tokens"], settings)
             batcher = VllmBatcher(engine)
             answer: dict[str, object] = {"version": vllm.__version__, "system": describe(engine)}
         else:

