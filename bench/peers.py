@@ -183,7 +183,7 @@ class Bench:
         sides.append(settle(start, usual if self.args.quick else choices, trial, self.console))
         self.tried[group] = sides[-1].tried
         rounds = self.args.rounds or (1 if self.args.quick else 3)
-        self.serving += serve(group, path.stem, wanted, last, sides, rounds, self.console)
+        self.serving += serve(group, path.name.removesuffix(".gguf"), wanted, last, sides, rounds, self.console)
 
 
 def main() -> None:
