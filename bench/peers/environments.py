@@ -33,7 +33,7 @@ def install(compiler: str, console: Console) -> Path | None:
     if not (folder / _DONE).exists():
         console.print(f"building llama.cpp with {compiler} (a few minutes, once)")
         package = LLAMA_CPP.split("==", maxsplit=1)[0]
-        variables = {"CC": cc, "CXX": cxx, "CMAKE_ARGS": "-DGGML_NATIVE=ON"}
+        variables = {"CC": cc, "CXX": cxx, "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"}  # vision is not needed
         _make(folder, ["--no-binary", package, LLAMA_CPP], variables)
     return folder / "bin" / "python"
 

@@ -112,7 +112,7 @@ def print_serving(results: Sequence[ServingResult], console: Console) -> None:
         table.add_row(
             r.model,
             r.row,
-            f"{r.peer} ({spelled(r.settings)})" if r.settings else r.peer,
+            r.peer,
             " / ".join(f"{s['throughput'].median:.3g}" for s in sides),
             *(
                 beside(r.group, r.row, name, r.ratios[name]) if r.ratios else ""
@@ -121,3 +121,5 @@ def print_serving(results: Sequence[ServingResult], console: Console) -> None:
             " / ".join(f"{s['gap_p99'].median:.3g}" for s in sides),
         )
     console.print(table)
+    for peer, settings in {r.peer: r.settings for r in results}.items():
+        console.print(f"{peer}: {spelled(settings)}")
