@@ -26,7 +26,8 @@ from accuracy.check import Check
 from accuracy.operators import OperatorCheck, OperatorResult
 from accuracy.points import RandomPoints
 from measuring import write_json
-from peers import COMPILERS, Process, install
+from peers.environments import COMPILERS, install
+from peers.process import Process
 from rich.console import Console
 from rich.table import Table
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import llama_cpp as ll
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ def decode(context: object, entries: Sequence[Entry]) -> None:
     ll.llama_batch_free(batch)
     if status:
         raise RuntimeError(f"llama_decode returned {status}")
+
+
+def greedy(context: object, row: int, vocab: int) -> int:
+    """The most probable token by the logits of this row of the last batch."""
+    logits = ctypes.cast(ll.llama_get_logits_ith(context, row), ctypes.POINTER(ctypes.c_float))
+    return int(np.argmax(np.ctypeslib.as_array(logits, (vocab,))))
 
 
 def serve(answer: Callable[[dict], dict[str, object]]) -> None:

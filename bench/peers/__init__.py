@@ -1,0 +1,1 @@
+"""What ``bench/peers.py`` is made of: peers' environments, drivers as processes, rows, figures and goals."""
