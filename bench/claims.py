@@ -75,7 +75,8 @@ def main() -> None:
         found, raw[part] = PARTS[part](setting)
         findings += [labelled(finding) if synthetic else finding for finding in found]
         say("")
-        console.print(f"{part}: {time.monotonic() - began:.0f} s", *(f"\n  {f.claim}: {f.told}" for f in found))
+        told = [f"{part}: {time.monotonic() - began:.0f} s", *(f"  {f.claim}: {f.told}" for f in found)]
+        console.print("\n".join(told), markup=False)
         console.file.flush()
     print_table(findings, f"{model.config.name}, {args.kernels} kernels, {args.threads} threads, {args.rounds} rounds"
                 + (f", traces at {args.scale:g} of their size" if args.scale < 1 else ""), console)
