@@ -28,7 +28,7 @@ from engine_claims import batching, guessing, paging, prefixes, stalls, waiting
 from engine_claims.finding import Finding
 from engine_claims.setting import Setting
 from measuring import write_json
-from peers import model_path
+from peers.models import gguf
 from rich.console import Console
 from rich.table import Table
 
@@ -47,7 +47,7 @@ REAL, STAND_IN = "smollm2-135m", "synth:qwen3-0.6b:q4_0"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help="some of " + ", ".join(PARTS))
-    parser.add_argument("--model", help=f"a name, a path, or synth:SHAPE:FORMAT (default: {REAL}, else {STAND_IN})")
+    parser.add_argument("--model", help=f"a name, a path, or synth:SHAPE:FORMAT[:LAYERS] (default: {REAL}, else {STAND_IN})")
     parser.add_argument("--draft-model", help="guesses in place of prompt look-up; the same forms")
     parser.add_argument("--kernels", default="default", choices=("default", "tuned"))
     parser.add_argument("--rounds", type=int, default=5)
@@ -62,7 +62,7 @@ def main() -> None:
         parser.error("--rounds and --threads must be at least 1, --scale above 0 and at most 1")
     console = Console(width=None if sys.stdout.isatty() else 180)
     path = path_of(args.model, console)
-    draft = model_path(args.draft_model) if args.draft_model else None
+    draft = gguf(args.draft_model) if args.draft_model else None
     synthetic = any("synth" in each.stem for each in (path, draft) if each is not None)
     model = load(path)
     say = teller(console)
@@ -88,12 +88,12 @@ def main() -> None:
 def path_of(name: str | None, console: Console) -> Path:
     """The model's file: what was asked for, else the real one, else one with random weights."""
     if name is not None:
-        return model_path(name)
+        return gguf(name)
     try:
-        return model_path(REAL)
+        return gguf(REAL)
     except KforgeError as error:
         console.print(f"{error}\nRandom weights take its place: {STAND_IN}.")
-        return model_path(STAND_IN)
+        return gguf(STAND_IN)
 
 
 def labelled(finding: Finding) -> Finding:
