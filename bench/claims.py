@@ -47,7 +47,7 @@ REAL, STAND_IN = "smollm2-135m", "synth:qwen3-0.6b:q4_0"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help="some of " + ", ".join(PARTS))
-    parser.add_argument("--model", help=f"a name, a path, or synth:SHAPE:FORMAT[:LAYERS] (default: {REAL}, else {STAND_IN})")
+    parser.add_argument("--model", help=f"a name, a path, or synth:SHAPE:FORMAT[:LAYERS]; {REAL}, else {STAND_IN}")
     parser.add_argument("--draft-model", help="guesses in place of prompt look-up; the same forms")
     parser.add_argument("--kernels", default="default", choices=("default", "tuned"))
     parser.add_argument("--rounds", type=int, default=5)
