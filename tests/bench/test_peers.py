@@ -273,7 +273,7 @@ def test_kforge_beside_itself(tmp_path: Path) -> None:
     trial = full(VOCAB, 2)
     ours = settle(lambda _: start("kforge"), {}, trial, console)
     theirs = settle(lambda _: start("gcc"), {}, trial, console)
-    results = serve("serving", "tiny", [full(VOCAB, 4)], mixed(VOCAB, 4, 6), [ours, theirs], 2, console)
+    results = serve("serving", "tiny", [full(VOCAB, 4)], mixed(VOCAB, 4, 3), [ours, theirs], 1, console)
     for result in results:
         assert set(result.ratios) == set(BETTER)
         assert all(0.02 < r.median < 50 and r.count >= 1 for r in result.ratios.values())
