@@ -18,7 +18,8 @@ ROPES = [Problem.of("rope_kv_write", Hq=9, Hkv=3, D=64, P=64, kv="bf16", style="
          Problem.of("qk_norm_rope_kv_write", Hq=2, Hkv=1, D=48, P=16, kv="bf16", style="norm"),
          Problem.of("rope_kv_write", Hq=9, Hkv=3, D=64, P=64, kv="i8", style="norm"),
          Problem.of("qk_norm_rope_kv_write", Hq=2, Hkv=1, D=48, P=16, kv="i8", style="neox")]
-WEIGHTS = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "mxfp4"]
+WEIGHTS = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "mxfp4",
+           "int8_channel"]
 
 
 @pytest.mark.parametrize("isa", ISAS)
