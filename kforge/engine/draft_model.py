@@ -46,7 +46,8 @@ class DraftModel:
 
     def check(self, target: Model, text: bool) -> None:
         """Raises ``KforgeError`` unless ids mean the same to both models, as far as both have them (vocabularies of one
-        tokenizer are padded differently). ``text`` False: there may be no tokenizers to ask."""
+        tokenizer are padded differently, and in files of another kind by other names). ``text`` False: there may be no
+        tokenizers to ask."""
         mine, theirs = self.model.config, target.config
         if not text:
             if mine.vocab != theirs.vocab:
@@ -55,11 +56,18 @@ class DraftModel:
             return
         ours, wanted = self.model.tokenizer.vocabulary, target.tokenizer.vocabulary
         pairs = zip(ours.texts[: mine.vocab], wanted.texts[: theirs.vocab], strict=False)
-        differing = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        differing = next((i for i, (a, b) in enumerate(pairs) if a != b and not _padding(a, i) and not _padding(b, i)),
+                         None)
         if differing is not None:
             raise KforgeError(f"{mine.name} cannot guess for {theirs.name}: their tokenizers differ. Token {differing} "
                               f"is {ours.texts[differing]!r} to the one and {wanted.texts[differing]!r} to the other. "
                               "Use a smaller model of the same family.")
+
+
+def _padding(text: str, token: int) -> bool:
+    """Whether this is how a vocabulary calls a row of the embedding that no token has: not at all in a folder, and in a
+    GGUF file as llama.cpp's converter does."""
+    return text in ("", f"[PAD{token}]")
 
 
 class ModelDrafter:

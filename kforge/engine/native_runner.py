@@ -47,8 +47,9 @@ class NativeRunner:
     """Runs steps with kernels of a ``KernelSet``; see ``kforge.engine.runner.Runner``."""
 
     def __init__(self, model: Model, kernels: KernelSet, limits: StepLimits, options: RunnerOptions,
-                 weights: Weights | None = None, executor: Executor | None = None) -> None:
-        """``executor``: another runner's, to share its threads; that one is closed last."""
+                 weights: Weights | None = None, executor: Executor | None = None, promised: int = 0) -> None:
+        """``executor``: another runner's, to share its threads; that one is closed last. ``promised``: bytes that
+        others are going to use."""
         kv, rows = options.kv, options.rows
         config = model.config
         stored = sum(model.format(r.role, r.layer).traits.bits_per_weight / 8 * np.prod(shape_of(config, r.role))
@@ -56,7 +57,7 @@ class NativeRunner:
         cache = limits.pages * page_bytes(config, limits.page_tokens, kv)
         isolate = kernels.from_elsewhere if options.isolate is None else options.isolate
         weights = weights.for_executor(isolate) if weights else Weights(model, isolate)
-        require_memory(config.name, max(int(stored * 1.05) - weights.bytes, 0), cache)
+        require_memory(config.name, max(int(stored * 1.05) - weights.bytes, 0), cache, promised=promised)
         self._kernels = kernels
         threads = options.threads or kernels.target.cores
         self.isolated = isolate

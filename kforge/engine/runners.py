@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kforge.engine.cache_groups import page_bytes
 from kforge.engine.runner import Runner, RunnerOptions
 from kforge.engine.steps import StepLimits
 
@@ -29,15 +30,20 @@ class Runners:
         self._kernels = kernels
         self._options = options
         self._executor: Executor | None = None
+        self._promised = 0  # bytes of KV caches so far that take memory only as they fill
 
     def make(self, model: Model, limits: StepLimits, weights: Weights | None) -> Runner:
         """Raises ``KforgeError`` for a model that does not fit into memory, or lacks a kernel."""
         if isinstance(self._kernels, str):
             from kforge.engine.torch_runner import TorchRunner
 
-            return TorchRunner(model, limits, self._options)
-        from kforge.engine.native_runner import NativeRunner
+            made: Runner = TorchRunner(model, limits, self._options, self._promised)
+        else:
+            from kforge.engine.native_runner import NativeRunner
 
-        made = NativeRunner(model, self._kernels, limits, self._options, weights, self._executor)
-        self._executor = self._executor or made.executor
+            made = native = NativeRunner(model, self._kernels, limits, self._options, weights, self._executor,
+                                         self._promised)
+            self._executor = self._executor or native.executor
+        if not made.isolated:  # shared memory is committed at once
+            self._promised += limits.pages * page_bytes(model.config, limits.page_tokens, self._options.kv)
         return made

@@ -45,7 +45,8 @@ class TorchRunner:
 
     isolated = False  # there is nothing of anybody else's in it
 
-    def __init__(self, model: Model, limits: StepLimits, options: RunnerOptions) -> None:
+    def __init__(self, model: Model, limits: StepLimits, options: RunnerOptions, promised: int = 0) -> None:
+        """``promised``: bytes that others are going to use."""
         kv, dtype = options.kv, options.torch_dtype
         for name, types in ((kv, TYPES), (dtype, DTYPES)):
             if name not in types:
@@ -57,7 +58,7 @@ class TorchRunner:
         self._runs = [0] * len(self._calls)
         refs = {ref for call in self._calls for ref in (*call.weights, *call.biases)}
         weights = sum(int(np.prod(shape_of(c, ref.role))) for ref in refs) * self._dtype.itemsize
-        require_memory(c.name, weights, limits.pages * page_bytes(c, limits.page_tokens, kv))
+        require_memory(c.name, weights, limits.pages * page_bytes(c, limits.page_tokens, kv), promised=promised)
         self.inputs = StepInputs(limits, np.zeros)
         self.greedy = np.zeros(limits.max_sequences, np.int32)
         self.logits = np.zeros((limits.max_sequences, c.vocab), np.float32)

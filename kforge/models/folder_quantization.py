@@ -56,7 +56,9 @@ def _unfit(found: dict[str, Any]) -> Iterator[str]:
         if found.get(key):
             yield f"a '{key}'"
     sparsity = found.get("sparsity_config") or {}
-    if sparsity.get("format", "dense") != "dense":
+    if not isinstance(sparsity, dict):
+        yield f"'sparsity_config' {sparsity!r}"
+    elif sparsity.get("format", "dense") != "dense":
         yield f"a 'sparsity_config' of format {sparsity['format']!r}"
     groups = found.get("config_groups")
     if not isinstance(groups, dict) or not groups:

@@ -233,6 +233,20 @@ def test_options_that_do_not_go_together_are_one_sentence(toys, options, sentenc
         toys.engine(**options)
 
 
+@pytest.mark.parametrize("torch", [False, True], ids=["kernels", "torch"])
+def test_both_caches_must_fit_into_memory_together(toys, monkeypatch, torch):
+    """A cache takes its memory as it fills, so what is free says nothing of the target's when the draft's is made."""
+    import psutil
+
+    tokens = 64 * 1024
+    cache, free = tokens * CONFIG.kv_bytes_per_token("f16"), psutil.virtual_memory()
+    kernels, options = "none" if torch else toys.kernels, {"kv_tokens": tokens, "text": False, "threads": 1}
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free._replace(available=(256 << 20) + int(1.3 * cache)))
+    Engine(toys.target, kernels, **options).close()
+    with pytest.raises(KforgeError, match=r"toy-draft needs .* memory is free"):
+        Engine(toys.target, kernels, **options, speculate=DraftModel(toys.draft))
+
+
 def test_a_draft_model_must_have_the_same_vocabulary(toys):
     import dataclasses
 
@@ -244,6 +258,10 @@ def test_a_draft_model_must_have_the_same_vocabulary(toys):
         DraftModel(OtherWords(other)).check(OtherWords(WORDS), text=True)
     DraftModel(OtherWords(WORDS)).check(OtherWords((*WORDS[:300], *WORDS[300:])), text=True)
     DraftModel(OtherWords(WORDS)).check(OtherWords(WORDS[:300]), text=True)  # padded differently
+    folder = OtherWords((*WORDS[:300], *[""] * 20))
+    gguf = OtherWords((*WORDS[:300], *(f"[PAD{i}]" for i in range(300, 320))))
+    DraftModel(gguf).check(folder, text=True)
+    DraftModel(folder).check(gguf, text=True)
 
 
 def test_files_with_one_tokenizer_go_together(kernels, tmp_path):

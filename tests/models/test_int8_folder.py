@@ -94,6 +94,7 @@ def test_a_matrix_that_the_list_ignores_is_read_as_it_is_stored(folder):
     ("format", "float-quantized", "'float-quantized'"),
     ("kv_cache_scheme", {"num_bits": 8}, "'kv_cache_scheme'"),
     ("sparsity_config", {"format": "sparse-24-bitmask"}, "sparse-24-bitmask"),
+    ("sparsity_config", "dense", "'sparsity_config' 'dense'"),
     ("config_groups", {}, "'config_groups'"),
     ("config_groups.group_0.weights.num_bits", 4, "weights.num_bits' 4"),
     ("config_groups.group_0.weights.strategy", "group", "weights.strategy' 'group'"),
