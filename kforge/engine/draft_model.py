@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from kforge.core.errors import KforgeError
 from kforge.engine import request
 from kforge.engine.cache_groups import CacheLayout
@@ -188,7 +190,10 @@ class ModelDrafter:
         if params.greedy:
             token = int(self._runner.greedy[row])
         else:
-            drawn = distribution(self._runner.logits[row], params)
+            logits = self._runner.logits[row]
+            if not np.isfinite(logits.max()):  # out of the numbers' range: no distribution, and nothing to guess by
+                return False
+            drawn = distribution(logits, params)
             token = draw(drawn, uniform(params.seed, len(follower.tokens)))
         if token >= self._known:
             return False

@@ -108,6 +108,25 @@ def test_the_target_s_own_guesses_are_all_right_whatever_happens(toys, options):
     guessing.close()
 
 
+class Overflowing(ToyModel):
+    """A model whose activations leave the range of their type."""
+
+    def _vector(self, role, layer):
+        return np.full_like(super()._vector(role, layer), np.nan if layer is None else 1)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.9}, {}], ids=["top_k", "top_p", "all"])
+@pytest.mark.parametrize("relaxed", [False, True], ids=["to the bit", "relaxed"])
+def test_logits_of_a_draft_model_that_are_no_numbers_guess_nothing(toys, relaxed, filters):
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=1, **filters)
+    plain = toys.engine()
+    engine = toys.engine(speculate=DraftModel(Overflowing(DRAFT_CONFIG), policy=Always()), relaxed_sampling=relaxed)
+    assert engine.generate([[1, 2, 3]], params)[0].tokens == plain.generate([[1, 2, 3]], params)[0].tokens
+    assert engine.stats.draft_passes > 0 and engine.stats.drafted_tokens == 0
+    engine.close()
+    plain.close()
+
+
 def test_a_dropped_request_gives_the_draft_s_pages_back(toys):
     engine = toys.engine("same")
     ids = [engine.add(text, PLAIN) for text in prompts(3)[::-1]]  # the longest first: its guesses get the rows
