@@ -192,7 +192,7 @@ class Models:
         self._paths = tuple(paths)
 
     def list(self) -> known.Models:
-        files = [known.ModelBrief(name=name, what="a model file") for name in self._files()]
+        files = [known.ModelBrief(name=name, what="a model file or folder") for name in self._files()]
         shapes = [
             known.ModelBrief(name=f"{shape}:{kind}", what="a shape with random weights, for its workloads")
             for shape, config in SHAPES.items()
@@ -232,13 +232,17 @@ class Models:
         return files[name]
 
     def _files(self) -> dict[str, Path]:
-        cached = {file.stem: file for file in sorted((cache_dir() / "models").glob(f"*{_SUFFIX}"))}
+        cache = cache_dir() / "models"
+        cached = {file.stem: file for file in sorted(cache.glob(f"*{_SUFFIX}"))}
+        # One that is being written has another ending.
+        folders = {file.parent.name: file.parent for file in sorted(cache.glob("*/config.json"))
+                   if file.parent.suffix != ".part"}
         fetched = {
             name: path
             for name, source in SOURCES.items()
             if (path := cache_dir() / "models" / source.file_name).is_file()
         }
-        return {**cached, **fetched, **{path.name.removesuffix(_SUFFIX): path for path in self._paths}}
+        return {**folders, **cached, **fetched, **{path.name.removesuffix(_SUFFIX): path for path in self._paths}}
 
     def _shape(self, name: str) -> ModelShape:
         shape, separator, kind = name.partition(":")

@@ -57,6 +57,7 @@ class EnginePairs:
             kv_tokens=tokens,
             weights=self._weights,
             isolate=self._isolate,
+            text=False,
         )
         return ModeDriver(engine, mode)
 

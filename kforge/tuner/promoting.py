@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
+from kforge.core.workload import Problem
 from kforge.engine.kernel_set import OWN, DefaultKernels
 from kforge.models.model import Model
 from kforge.models.workloads import Mode, modes
@@ -46,6 +48,13 @@ def least(model: Model) -> tuple[Mode, ...]:
     """Modes in which a kernel must not lose whoever asks: those of ``kforge tune``, as far as the model holds them."""
     longest = max(min(512, model.config.context_length - 1), 1)  # a prompt leaves room for its answer
     return tuple(modes(context=(longest,), prefill=longest))
+
+
+def calling(problem: Problem, options: TuneOptions) -> TuneOptions:
+    """The options with the KV cache and the activations without which no step calls the problem."""
+    static = dict(problem.static)
+    floats = static.get("act") == "f32" and WeightFormat(problem.str("weight")).quantized
+    return dataclasses.replace(options, kv=str(static.get("kv", options.kv)), act="f32" if floats else options.act)
 
 
 def promote(kernel: KernelRecord, model: Model, options: TuneOptions, folder: RunFolder, registry: Registry,

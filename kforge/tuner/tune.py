@@ -156,6 +156,7 @@ def engine_table(model: Model, options: TuneOptions, settings: Sequence[Setting]
                 kv_tokens=tokens,
                 max_sequences=max(options.batches),
                 torch_dtype=dtype,
+                text=False,
             )
         except KforgeError as error:
             watcher.note(f"the table goes without {name}: {error}")

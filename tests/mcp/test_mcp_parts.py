@@ -31,7 +31,8 @@ from kforge.models.synth import synth
 from kforge.operators import names
 from kforge.registry.database import Registry
 from kforge.targets.files import save_target
-from kforge.tuner.promoting import least
+from kforge.tuner.options import TuneOptions
+from kforge.tuner.promoting import calling, least
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,34 @@ def test_models_are_those_that_the_user_named_and_well_known_shapes(tmp_path: Pa
     for name in (str(file), "mine.gguf", "../mine", "llama-3.2-1b:q9", "nobody"):
         with pytest.raises((CallFailed, KforgeError)):
             models.workloads(name, [1], [64], 0, StepOptions(), host_target())
+
+
+def test_folders_of_the_cache_are_models_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KFORGE_CACHE", str(tmp_path))
+    synth("tiny-llama-test", "w8a8", folder := tmp_path / "models" / "tiny-1.5-w8a8", 1, 0)
+    (tmp_path / "models" / "tiny.12.part").mkdir()
+    (tmp_path / "models" / "tiny.12.part" / "config.json").write_text("{")
+    models = Models([])
+    assert models.file("tiny-1.5-w8a8") == folder
+    assert not [m.name for m in models.list().models if "part" in m.name]
+    rows = models.workloads("tiny-1.5-w8a8", [1], [64], 0, StepOptions(kv="i8"), host_target()).rows
+    assert {r.axes["act"] for r in rows if r.operator == "linear"} == {"a8_token", "f32"}
+    assert [r.axes["kv"] for r in rows if r.operator == "paged_attention"] == ["i8"]
+
+
+@pytest.mark.parametrize(("problem", "kv", "act"), [
+    (Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=64, kv="i8"), "i8", "a8"),
+    (Problem.of("linear", K=64, N=64, weight="int8_channel", act="a8_token", epilogue="none", bias=0, rows=32), "f16",
+     "a8"),
+    (Problem.of("linear", K=64, N=64, weight="int8_channel", act="f32", epilogue="none", bias=0, rows=32), "f16",
+     "f32"),
+    (Problem.of("linear", K=64, N=64, weight="bf16", act="f32", epilogue="none", bias=0, rows=32), "f16", "a8"),
+    (Problem.of("rms_norm", H=64, residual=0), "f16", "a8"),
+])
+def test_a_kernel_is_promoted_in_an_engine_that_calls_it(problem: Problem, kv: str, act: str):
+    """No client says which KV cache and activations that are."""
+    options = calling(problem, TuneOptions())
+    assert (options.kv, options.act) == (kv, act)
 
 
 def test_a_promotion_that_measured_nothing_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

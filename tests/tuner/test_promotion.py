@@ -20,6 +20,7 @@ from kforge.registry.snapshot import read
 from kforge.targets.files import load_target
 from kforge.tuner.engine_pairs import EnginePairs
 from kforge.tuner.journal import Event, RunFolder
+from kforge.tuner.modes import DECODE_STEPS
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Silent
 from kforge.tuner.promotion import EngineVerdict, Promotion
@@ -84,3 +85,13 @@ def test_the_engine_runs_with_and_without_a_winner_and_proves_that_it_was_called
         assert (state is KernelState.PROMOTED) == verdicts[0].promotes
         # A second time nothing is measured again: the journal already says it.
         assert promotion.promote(before, read(tmp_path / "registry.db"), accepted, [MODE], lambda: False) == verdicts
+
+
+def test_an_engine_is_run_without_making_text(tmp_path):
+    """A folder need not hold a tokenizer for its kernels to be compared."""
+    synth("tiny-llama-test", "w8a8", folder := tmp_path / "model", 1)
+    (folder / "tokenizer.json").unlink()
+    default = DefaultKernels(load_target("host"))
+    pairs = EnginePairs(load(folder), TuneOptions("tiny", threads=1, kv="i8"), default)
+    with pairs.driver(default, MODE) as driver:
+        assert len(driver.burst().output) == DECODE_STEPS * MODE.sequences
