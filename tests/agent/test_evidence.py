@@ -65,7 +65,7 @@ def test_shapes_name_their_dynamic_axes() -> None:
 def test_a_specification_that_shares_its_file_comes_alone_with_the_helpers_that_it_uses() -> None:
     norm, rope = contract_of(PROBLEMS["rms_norm"]).order, contract_of(PROBLEMS["rope_kv_write"]).order
     assert "kf_spec_rms_norm" in norm and "kf_spec_silu_mul" not in norm and norm.rstrip().endswith("}")
-    assert "inline void store(CacheType" in rope and "struct Tile" not in rope
+    assert "inline void rotate(" in rope and "struct Written" in rope and "struct Tile" not in rope
     moe = contract_of(PROBLEMS["moe_linear"]).order
     places = [moe.index(text) for text in ("struct Tile", "struct Activations", "void kf_spec_moe_linear")]
     assert places == sorted(places), "a helper comes before the one that uses it"
