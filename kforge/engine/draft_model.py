@@ -190,8 +190,9 @@ class ModelDrafter:
         if params.greedy:
             token = int(self._runner.greedy[row])
         else:
-            logits = self._runner.logits[row]
-            if not np.isfinite(logits.max()):  # out of the numbers' range: no distribution, and nothing to guess by
+            # Of what the target has: were others drawn and left out, guesses would be no sample of their distribution.
+            logits = self._runner.logits[row, : self._known]
+            if not np.isfinite(logits.max()):  # the model has overflown, and has nothing to guess by
                 return False
             drawn = distribution(logits, params)
             token = draw(drawn, uniform(params.seed, len(follower.tokens)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from goodness import chi_square
@@ -16,7 +18,9 @@ from kforge.engine.request import SamplingParams
 from kforge.engine.sampling import Purpose, distribution, draw, uniform
 from kforge.engine.weights import Weights
 from kforge.models import load
+from kforge.models.roles import Matrix
 from kforge.models.synth import synth
+from kforge.operators.layouts import concat
 
 PLAIN = SamplingParams(max_tokens=40, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, top_p=0.95, seed=5)
@@ -267,8 +271,6 @@ def test_both_caches_must_fit_into_memory_together(toys, monkeypatch, torch):
 
 
 def test_a_draft_model_must_have_the_same_vocabulary(toys):
-    import dataclasses
-
     wider = ToyModel(dataclasses.replace(DRAFT_CONFIG, vocab=352))
     with pytest.raises(KforgeError, match="toy-draft cannot guess for toy: it has 352 tokens, not 320"):
         toys.engine(speculate="draft", draft_model=wider)
@@ -341,6 +343,28 @@ def against(counts: dict[tuple[int, ...], int], wanted: dict[tuple[int, ...], fl
 
 def test_relaxed_sampling_keeps_the_distribution(toys):
     engine = relaxed(toys, "less")
+    counts = texts_of_three(engine)
+    assert 0.05 < engine.stats.accepted_tokens / engine.stats.drafted_tokens < 0.95
+    assert against(counts, target_s_own(engine)) < 1
+    engine.close()
+
+
+class Doubled(ToyModel):
+    """A model with two ids for every token of the toys' vocabulary, of which the target has the first."""
+
+    def _matrix(self, role, layer):
+        half = ToyModel(DRAFT_CONFIG)._matrix(role, layer)
+        return concat([half, half]) if role is Matrix.EMBED else half
+
+
+class Unchecked(DraftModel):
+    def check(self, target, text):
+        """Without tokenizers vocabularies must be of the same size, and these are not."""
+
+
+def test_relaxed_sampling_keeps_the_distribution_beside_a_larger_vocabulary(toys):
+    wide = Unchecked(Doubled(dataclasses.replace(DRAFT_CONFIG, vocab=2 * CONFIG.vocab)), policy=Always())
+    engine = relaxed(toys, None, speculate=wide)
     counts = texts_of_three(engine)
     assert 0.05 < engine.stats.accepted_tokens / engine.stats.drafted_tokens < 0.95
     assert against(counts, target_s_own(engine)) < 1
