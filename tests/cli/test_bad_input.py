@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -262,6 +263,20 @@ class Tuning:
         found = self.runs.glob("*/journal.jsonl")
         return {path.parent.name: path.read_text().count('"kind": "trial"') for path in found}
 
+    def hold(self, registry: Path) -> None:
+        """Stops it for a while, at a moment when it does not write to the registry."""
+        for _ in range(100):
+            self.process.send_signal(signal.SIGSTOP)
+            with closing(sqlite3.connect(registry, timeout=1)) as database:
+                try:
+                    database.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    self.process.send_signal(signal.SIGCONT)
+                    time.sleep(0.05)
+                else:
+                    return
+        raise AssertionError("it never stops writing")
+
     def end(self) -> subprocess.CompletedProcess[str]:
         out, err = self.process.communicate(timeout=200)
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
@@ -300,7 +315,7 @@ def test_a_finished_run_is_shown_again_and_two_tunes_do_not_meet(
     first = Tuning(home, tmp_path / "runs", tiny, *TUNE)
     first.wait_for_trials(1)
     (run,) = first.trials()
-    first.process.send_signal(signal.SIGSTOP)  # it holds its locks, however long the others take to start
+    first.hold(home / "registry.db")  # it has its locks, however long the others take to start
     refused(kforge("tune", tiny, *TUNE, "--runs-dir", tmp_path / "other"), "another tune (process")
     refused(kforge("tune", "--resume", tmp_path / "runs" / run), "another process is working on the run")
     assert not list((tmp_path / "other").glob("*"))  # a run that never began leaves nothing

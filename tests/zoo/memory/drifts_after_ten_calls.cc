@@ -2,7 +2,7 @@
 // reported: karpathy/llm.c, pull request 851
 // workload: linear(K=256,N=192,weight=f32,act=f32,epilogue=none,bias=0,rows=16)@M=4
 // numerics: exact
-// stopped by: incorrect, inexact
+// stopped by: incorrect, inexact, judge: failed
 #include <kforge/abi.h>
 #include <kforge/math.h>
 
