@@ -18,17 +18,20 @@ class Choice(NamedTuple):
     logprobs: Logprobs | None  # where they were asked for
 
 
-class ConstraintError(KforgeError):
-    """A request's constraint raised, or allowed nothing: this request can't go on, others can."""
+class NoTokenError(KforgeError):
+    """A request's constraint raised or allowed nothing, or its logits say nothing: it can't go on, others can."""
 
 
 def choose(logits: np.ndarray, sequence: Sequence, guess: Guess | None = None) -> Choice:
-    """The sequence's next token by its logits f32[V], if its constraint allows any. Raises ``ConstraintError``.
+    """The sequence's next token by its logits f32[V], if its constraint allows any. Raises ``NoTokenError``, also where
+    the model has overflown: a NaN among the logits, or an infinity as their largest.
 
     ``guess``: what was guessed in its place, for rejection sampling; the token is the same without it where the request
     does not sample, and another draw from the same distribution where it does.
     """
     params = sequence.params
+    if not np.isfinite(logits.max()):
+        raise NoTokenError("The model's logits for this request are no numbers: its activations left their range.")
     allowed = None
     if params.constraint is not None:
         allowed = _allowed(params.constraint, sequence.generated, len(logits))
@@ -55,7 +58,7 @@ def _allowed(constraint: Constraint, answer: Tokens[int], vocab: int) -> np.ndar
         mask = constraint.allowed(answer)
         allowed = None if mask is None else np.asarray(mask, np.bool_)[:vocab]
     except Exception as error:
-        raise ConstraintError(f"The constraint on this request's tokens failed: {error}") from error
+        raise NoTokenError(f"The constraint on this request's tokens failed: {error}") from error
     if allowed is not None and not allowed.any():
-        raise ConstraintError("The constraint on this request's tokens allows none, not even the end token.")
+        raise NoTokenError("The constraint on this request's tokens allows none, not even the end token.")
     return allowed

@@ -15,7 +15,7 @@ from kforge.core.errors import KforgeError
 from kforge.engine import request
 from kforge.engine.block_manager import BlockManager
 from kforge.engine.cache_groups import CacheLayout, CachePlan, page_bytes
-from kforge.engine.choice import ConstraintError, choose, score_prompt
+from kforge.engine.choice import NoTokenError, choose, score_prompt
 from kforge.engine.draft_model import DraftModel, DraftStats, ModelDrafter
 from kforge.engine.drafting import Guesser, Speculation
 from kforge.engine.memory import require_memory
@@ -255,7 +255,7 @@ class Engine:
         else:
             try:
                 token, likely = choose(self._runner.logits[row], sequence, guess)
-            except ConstraintError as error:
+            except NoTokenError as error:
                 rest = "" if text is None else text.end()
                 return Output(sequence.id, -1, rest, FinishReason.FAILED, error=str(error))
         sequence.tokens.append(token)

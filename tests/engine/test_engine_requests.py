@@ -183,3 +183,21 @@ def test_guessing_is_asked_for_by_name(kernels):
 def test_limits_below_one_are_refused(kernels):
     with pytest.raises(KforgeError, match=r"at least 1"):
         Engine(ToyModel(), kernels, max_prefill_tokens_per_step=0)
+
+
+class Overflowing(ToyModel):
+    """A model whose activations leave the range of their type."""
+
+    def _vector(self, role, layer):
+        return np.full_like(super()._vector(role, layer), np.nan if layer is None else 1)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.9}, {"logprobs": 2, "temperature": 0.0}, {}],
+                         ids=["top_k", "top_p", "log probabilities", "all"])
+def test_a_model_that_overflows_fails_its_requests_and_nobody_else(kernels, filters):
+    engine = Engine(Overflowing(), kernels, kv_tokens=1024, max_sequences=8, text=False)
+    (last,) = outputs(engine, OTHER, SamplingParams(**{"max_tokens": 5, "temperature": 1.0, "seed": 1, **filters}))
+    assert last.finish is FinishReason.FAILED and "no numbers" in (last.error or "")
+    assert engine.idle
+    engine.check_integrity()
+    engine.close()
