@@ -119,7 +119,7 @@ def test_a_client_goes_from_a_model_s_workloads_to_a_promoted_kernel(
         name = next(
             m["name"]
             for m in answer(await client.call_tool("list_models", {}))["models"]
-            if (m["name"], m["what"]) == ("tiny", "a model file")
+            if (m["name"], m["what"]) == ("tiny", "a model file or folder")
         )
         wanted = {"model": name, "batch": [2], "context_length": [64], "prefill": 0}
         rows = answer(await client.call_tool("list_workloads", wanted))["rows"]
