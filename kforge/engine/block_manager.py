@@ -64,7 +64,7 @@ class BlockManager:
         self.cache = cache  # False: nothing is published or found
         self.windows = tuple(windows)
         self._step_pages = -(-step_tokens // page_tokens)
-        self._most = [most_pages(window, step_tokens, page_tokens) if window else ANY_LENGTH for window in windows]
+        self._most = [most_pages(window, step_tokens, page_tokens) for window in windows]
         # Popped from the end: low pages first, and a page that was just freed (still warm) first of all.
         self._blank = list(range(pages - 1, -1, -1))  # free, without a key
         self._kept: OrderedDict[int, None] = OrderedDict()  # free, found by their key; the next to be taken first
