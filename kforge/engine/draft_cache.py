@@ -79,9 +79,7 @@ class DraftCache:
         full = min(follower.computed, follower.settled - 1) // self.blocks.page_tokens
         if self.blocks.cache and full > follower.published:
             self.blocks.extend_keys(follower.keys, follower.tokens, full)
-            for group, table in enumerate(follower.tables):
-                for i in range(follower.published, full):
-                    self.blocks.publish(group, table.pages[i], follower.keys[i])
+            self.blocks.publish(follower.tables, follower.keys, follower.published, full)
             follower.published = full
 
     def drop(self, sequence: int) -> int | None:
