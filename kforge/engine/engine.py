@@ -223,13 +223,13 @@ class Engine:
         # What was computed behind the last token taken is no part of the text: it is computed again, in the same slots.
         self._scheduler.advance(sequence, item.count - len(drafts) + accepted)
         self._passes += 1
-        self._generated += accepted + (output.token >= 0)
+        produced = accepted + (output.token >= 0)
+        self._generated += produced
         if self._speculation is not None:
             self._drafted += len(drafts)
             self._accepted += accepted
-            self._speculation.learn(sequence, accepted + (output.token >= 0))
+            self._speculation.learn(sequence, produced)
         if output.finish is not None:
-            sequence.finish = output.finish
             self._scheduler.finish(sequence)
             del self._sequences[sequence.id]
             self._forget_drafts(sequence.id)
