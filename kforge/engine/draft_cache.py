@@ -98,9 +98,9 @@ class DraftCache:
             full = (len(follower.tokens) - 1) // blocks.page_tokens
             blocks.extend_keys(follower.keys, follower.tokens, full)
             found = blocks.find(follower.keys[:full])
-            blocks.begin(follower.tables, found, found.length * blocks.page_tokens)
-            follower.published = found.length
-            follower.computed = follower.published * blocks.page_tokens
+            if found.length:  # looked for in every step, as long as its guesses do not pay
+                follower.published, follower.computed = found.length, found.length * blocks.page_tokens
+                blocks.begin(follower.tables, found, follower.computed)
 
     def _release(self, follower: Follower) -> None:
         self.blocks.release(follower.tables)
