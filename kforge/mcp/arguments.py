@@ -124,5 +124,7 @@ Prefill = Annotated[int, Field(ge=0, le=8192, description="Tokens of a prefill c
 KvType = Annotated[
     str, Field(pattern=rf"^({'|'.join(KV_TYPES)})$", description="Element type of the KV cache: f16, bf16, f32 or i8.")
 ]
-ActType = Annotated[str, Field(pattern=rf"^({'|'.join(ACTS)})$", description="Activations of quantised weights: a8 or f32.")]
+ActType = Annotated[
+    str, Field(pattern=rf"^({'|'.join(ACTS)})$", description="Activations of quantised weights: a8 or f32.")
+]
 State = Literal["", "accepted", "promoted", "retired", "quarantined"]
