@@ -144,15 +144,14 @@ def promote(
     from kforge.targets.files import load_target
     from kforge.tuner.journal import RunFolder
     from kforge.tuner.options import TuneOptions
-    from kforge.tuner.promoting import calling, refusal
     from kforge.tuner.promoting import promote as run_promote
+    from kforge.tuner.promoting import refusal
 
     kernel, target = _one(name), load_target("host")
     if why := refusal(kernel, target):
         raise KforgeError(f"kernel {kernel.id}: {why}")
     options = TuneOptions(model=model, batches=numbers("--batch", batch, STEP_TOKENS), context=context, prefill=prefill,
                           threads=threads or target.cores, kv=kv, act=act)
-    options = calling(kernel.problem, options)
     opened = load(model)
     with (Registry.open() as registry, RunFolder.create(runs_dir, f"{Path(model).stem}-promote") as folder,
           watcher(quiet=as_json) as watching):
