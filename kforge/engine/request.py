@@ -82,7 +82,7 @@ class FinishReason(StrEnum):
     END = "end"  # the model's own end token
     STOP = "stop"  # a stop string
     LENGTH = "length"  # max_tokens, or the model's longest context
-    FAILED = "failed"  # its constraint raised or allowed nothing: ``Output.error`` says what
+    FAILED = "failed"  # its constraint raised or allowed nothing, or its logits are no numbers: see ``Output.error``
 
 
 @dataclass(eq=False)
