@@ -63,8 +63,7 @@ def engine(
     target = load_target("host")
     with BandwidthProbe(threads or target.cores) as probe:
         comparison = compare(engines, settings, repeats, lambda: probe.measure(0.1).value, _progress)
-    document = _document(opened.config.name, engines, comparison, act, torch_dtype)
-    document["kv"] = kv
+    document = _document(opened.config.name, engines, comparison, act, kv, torch_dtype)
     document["machine"] = {**dataclasses.asdict(machine_facts()), "threads": threads or target.cores}
     if json_file is not None:
         json_file.write_text(json.dumps(document, indent=1) + "\n")
@@ -113,10 +112,10 @@ def _print(model: str, engines: dict[str, Engine], comparison: Comparison, act: 
         console.print(used)
 
 
-def _document(model: str, engines: dict[str, Engine], comparison: Comparison, act: str,
+def _document(model: str, engines: dict[str, Engine], comparison: Comparison, act: str, kv: str,
               torch_dtype: str) -> dict[str, Any]:
     return {
-        "model": model, "act": act, "torch_dtype": torch_dtype,
+        "model": model, "act": act, "kv": kv, "torch_dtype": torch_dtype,
         "bandwidth": _summary(comparison.bandwidth), "figures": [_figure(figure) for figure in comparison.figures],
         "isolated": {name: one.isolated for name, one in engines.items()},
         "kernels": {name: [vars(use) for use in one.kernels_used()] for name, one in engines.items()},

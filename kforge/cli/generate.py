@@ -59,7 +59,7 @@ def generate(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ()))
-    engine = open_engine(model, kernels, threads, kv_tokens, act, isolate, kv)
+    engine = open_engine(model, kernels, threads, kv_tokens, kv, act, isolate)
     tokenizer = engine.model.tokenizer
     ids = tokenizer.encode_chat([Message("user", text)]) if chat_template else tokenizer.encode(text)
     if as_json:
@@ -98,7 +98,7 @@ def chat(
     from kforge.models.chat import Message
 
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, ())
-    engine = open_engine(model, kernels, threads, kv_tokens, act, isolate, kv)
+    engine = open_engine(model, kernels, threads, kv_tokens, kv, act, isolate)
     messages = [Message("system", system)] if system else []
     while True:
         try:
@@ -118,13 +118,13 @@ def chat(
     print(_speed(engine), file=sys.stderr)
 
 
-def open_engine(model: str, kernels: str, threads: int | None, kv_tokens: int, act: str,
-                isolate: bool | None = None, kv: str = DEFAULT_KV) -> Engine:
+def open_engine(model: str, kernels: str, threads: int | None, kv_tokens: int, kv: str, act: str,
+                isolate: bool | None) -> Engine:
     """The engine for a model named on the command line. Without a compiler it says so once and runs on torch."""
     from kforge.engine.engine import Engine
 
-    return Engine(open_model(model), usable_kernels(kernels), threads=threads, kv_tokens=kv_tokens, act=act,
-                  isolate=isolate, kv=kv)
+    return Engine(open_model(model), usable_kernels(kernels), threads=threads, kv_tokens=kv_tokens, kv=kv,
+                  act=act, isolate=isolate)
 
 
 def open_model(name: str) -> Model:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kforge.cli.generate import Act, Kv
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, STEP_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
@@ -129,8 +130,8 @@ def promote(
     context: Annotated[int, typer.Option(help="Context length of the decode batches.")] = 512,
     prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk; 0: none.")] = 512,
     threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 0,
-    act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = DEFAULT_ACT,
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8.")] = DEFAULT_KV,
+    act: Act = DEFAULT_ACT,
+    kv: Kv = DEFAULT_KV,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
@@ -143,15 +144,14 @@ def promote(
     from kforge.targets.files import load_target
     from kforge.tuner.journal import RunFolder
     from kforge.tuner.options import TuneOptions
-    from kforge.tuner.promoting import calling, refusal
     from kforge.tuner.promoting import promote as run_promote
+    from kforge.tuner.promoting import refusal
 
     kernel, target = _one(name), load_target("host")
     if why := refusal(kernel, target):
         raise KforgeError(f"kernel {kernel.id}: {why}")
     options = TuneOptions(model=model, batches=numbers("--batch", batch, STEP_TOKENS), context=context, prefill=prefill,
                           threads=threads or target.cores, kv=kv, act=act)
-    options = calling(kernel.problem, options)
     opened = load(model)
     with (Registry.open() as registry, RunFolder.create(runs_dir, f"{Path(model).stem}-promote") as folder,
           watcher(quiet=as_json) as watching):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kforge.cli.generate import Act, Kv
 from kforge.cli.numbers import numbers
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, STEP_TOKENS
 from kforge.core.errors import KforgeError, Stopped, sentence_of
@@ -52,8 +53,8 @@ def tune(
     context: Annotated[int, typer.Option(help="Context length of the decode batches.")] = CONTEXT,
     prefill: Annotated[int, typer.Option(help="Tokens of a prefill chunk.")] = PREFILL,
     threads: Annotated[int, typer.Option(help="Threads; 0: all cores.")] = 0,
-    act: Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")] = DEFAULT_ACT,
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8.")] = DEFAULT_KV,
+    act: Act = DEFAULT_ACT,
+    kv: Kv = DEFAULT_KV,
     resume: Annotated[str, typer.Option(help="Go on with this run (its id or folder).")] = "",
     agent: Annotated[
         str,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kforge.cli.generate import Act, Kv
 from kforge.cli.numbers import numbers
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
 
@@ -24,8 +25,8 @@ def workloads(
     batch: Annotated[str, typer.Option(help="Batch sizes of decode steps, with commas.")] = "1,8",
     context: Annotated[str, typer.Option(help="Context lengths of decode steps, with commas.")] = "512",
     prefill: Annotated[int, typer.Option(help="Tokens of the prefill chunk; 0 for none.")] = 512,
-    kv: Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8.")] = DEFAULT_KV,
-    act: Annotated[str, typer.Option(help="Activations of quantised weights: a8 or f32.")] = DEFAULT_ACT,
+    kv: Kv = DEFAULT_KV,
+    act: Act = DEFAULT_ACT,
     target: Annotated[str, typer.Option(help="Target name, or a TOML file.")] = "host",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -64,7 +64,7 @@ class BlockManager:
         self.cache = cache  # False: nothing is published or found
         self.windows = tuple(windows)
         self._step_pages = -(-step_tokens // page_tokens)
-        self._most = [most_pages(window, step_tokens, page_tokens) if window else ANY_LENGTH for window in windows]
+        self._most = [most_pages(window, step_tokens, page_tokens) for window in windows]
         # Popped from the end: low pages first, and a page that was just freed (still warm) first of all.
         self._blank = list(range(pages - 1, -1, -1))  # free, without a key
         self._kept: OrderedDict[int, None] = OrderedDict()  # free, found by their key; the next to be taken first
@@ -192,13 +192,17 @@ class BlockManager:
             self._append(table, min(pages, found.length + self._step_pages) if window else pages)
         return True
 
-    def publish(self, group: int, page: int, key: Key) -> None:
-        """Makes a held page known by ``key``, now that all of it is computed. The first page of a key stays known."""
-        assert self._references[page] > 0 and self._key_of[page] is None, "only a held page can be published, and once"
-        if self.cache and key not in self._page_of[group]:
-            self._page_of[group][key] = page
-            self._key_of[page] = key
-            self._group_of[page] = group
+    def publish(self, tables: Tables, keys: Sequence[Key], start: int, stop: int) -> None:
+        """Makes entries ``start`` .. ``stop - 1`` of ``tables``, all of them held, known by their ``keys``, now that
+        all of each is computed. The first page of a key stays known."""
+        for group, (table, index) in enumerate(zip(tables, self._page_of, strict=True)):
+            for page, key in zip(table.pages[start:stop], keys[start:stop], strict=True):
+                once = self._references[page] > 0 and self._key_of[page] is None
+                assert once, "only a held page can be published, and once"
+                if self.cache and key not in index:
+                    index[key] = page
+                    self._key_of[page] = key
+                    self._group_of[page] = group
 
     def forget(self) -> None:
         """Empties the prefix cache. What is held stays held, and unknown."""

@@ -58,17 +58,17 @@ class CachePlan:
         A group that sees all holds every page of it. One with a window needs no more than what all sequences see, and
         the tokens of a step, if that is less.
         """
-        most = [most_pages(window, max_tokens, page_tokens) if window else ANY_LENGTH for window in windows]
+        most = [most_pages(window, max_tokens, page_tokens) for window in windows]
         moving = -(-max_tokens // page_tokens)
-        wanted = [max_sequences * most_pages(window, 1, page_tokens) + moving if window else kv_pages
-                  for window in windows]
+        wanted = [max_sequences * most_pages(window, 1, page_tokens) + moving for window in windows]
         return cls(sum(min(kv_pages, pages) for pages in wanted),
                    ANY_LENGTH if max(most) <= kv_pages else kv_pages * page_tokens)
 
 
 def most_pages(window: int, queries: int, page_tokens: int) -> int:
-    """Pages that ``queries`` consecutive queries can see in a window: w + n - 1 positions, wherever pages begin."""
-    return (window + queries - 3) // page_tokens + 2
+    """Pages that ``queries`` consecutive queries can see in a window: w + n - 1 positions, wherever pages begin; all
+    that there are where the window is 0."""
+    return (window + queries - 3) // page_tokens + 2 if window else ANY_LENGTH
 
 
 def first_page(window: int, position: int, page_tokens: int) -> int:

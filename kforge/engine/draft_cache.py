@@ -79,9 +79,7 @@ class DraftCache:
         full = min(follower.computed, follower.settled - 1) // self.blocks.page_tokens
         if self.blocks.cache and full > follower.published:
             self.blocks.extend_keys(follower.keys, follower.tokens, full)
-            for group, table in enumerate(follower.tables):
-                for i in range(follower.published, full):
-                    self.blocks.publish(group, table.pages[i], follower.keys[i])
+            self.blocks.publish(follower.tables, follower.keys, follower.published, full)
             follower.published = full
 
     def drop(self, sequence: int) -> int | None:
@@ -100,9 +98,9 @@ class DraftCache:
             full = (len(follower.tokens) - 1) // blocks.page_tokens
             blocks.extend_keys(follower.keys, follower.tokens, full)
             found = blocks.find(follower.keys[:full])
-            blocks.begin(follower.tables, found, found.length * blocks.page_tokens)
-            follower.published = found.length
-            follower.computed = follower.published * blocks.page_tokens
+            if found.length:  # looked for in every step, as long as its guesses do not pay
+                follower.published, follower.computed = found.length, found.length * blocks.page_tokens
+                blocks.begin(follower.tables, found, follower.computed)
 
     def _release(self, follower: Follower) -> None:
         self.blocks.release(follower.tables)

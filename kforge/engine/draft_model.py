@@ -170,7 +170,6 @@ class ModelDrafter:
         self._runner.run(shape)
         self.stats.seconds += perf_counter() - before
         self.stats.passes += 1
-        self.stats.tokens += shape.tokens
         further: list[Scheduled] = []
         row = 0
         for item in batch:
@@ -220,5 +219,4 @@ class DraftStats:
     """What went through the draft model; seconds inside its programs."""
 
     passes: int = 0
-    tokens: int = 0
     seconds: float = 0.0

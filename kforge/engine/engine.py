@@ -82,8 +82,8 @@ class Engine:
         # A single sequence's guesses want more rows of logits than it has sequences.
         drafted = asked.max_draft if asked else 0
         most_rows = max(max_sequences, min(1 + drafted, max_tokens_per_step))
-        windows = CacheLayout.of(model.config).windows
-        plan = CachePlan.of(windows, -(-kv_tokens // PAGE_TOKENS), PAGE_TOKENS, max_sequences, max_tokens_per_step)
+        windows, kv_pages = CacheLayout.of(model.config).windows, -(-kv_tokens // PAGE_TOKENS)
+        plan = CachePlan.of(windows, kv_pages, PAGE_TOKENS, max_sequences, max_tokens_per_step)
         options = RunnerOptions(threads, kv, act or DEFAULT_ACT, rows, torch_dtype, isolate)
         self.model = model
         self.limits = StepLimits(max_tokens_per_step, most_rows, plan.pages, PAGE_TOKENS,
@@ -101,7 +101,7 @@ class Engine:
         self._relaxed = relaxed_sampling
         self._draft: ModelDrafter | None = None
         if isinstance(asked, DraftModel):
-            limits = asked.limits(self.limits, max_sequences, -(-kv_tokens // PAGE_TOKENS))
+            limits = asked.limits(self.limits, max_sequences, kv_pages)
             try:
                 runner = runners.make(asked.model, limits, asked.weights)
             except BaseException:
@@ -223,13 +223,13 @@ class Engine:
         # What was computed behind the last token taken is no part of the text: it is computed again, in the same slots.
         self._scheduler.advance(sequence, item.count - len(drafts) + accepted)
         self._passes += 1
-        self._generated += accepted + (output.token >= 0)
+        produced = accepted + (output.token >= 0)
+        self._generated += produced
         if self._speculation is not None:
             self._drafted += len(drafts)
             self._accepted += accepted
-            self._speculation.learn(sequence, accepted + (output.token >= 0))
+            self._speculation.learn(sequence, produced)
         if output.finish is not None:
-            sequence.finish = output.finish
             self._scheduler.finish(sequence)
             del self._sequences[sequence.id]
             self._forget_drafts(sequence.id)

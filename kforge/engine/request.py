@@ -82,7 +82,7 @@ class FinishReason(StrEnum):
     END = "end"  # the model's own end token
     STOP = "stop"  # a stop string
     LENGTH = "length"  # max_tokens, or the model's longest context
-    FAILED = "failed"  # its constraint raised or allowed nothing: ``Output.error`` says what
+    FAILED = "failed"  # its constraint raised or allowed nothing, or its logits are no numbers: see ``Output.error``
 
 
 @dataclass(eq=False)
@@ -98,7 +98,6 @@ class Sequence:
     computed: int = 0
     tables: list[BlockTable] = field(default_factory=list)  # by group of layers; emptied when it is preempted
     table_version: int = 0  # changes whenever the tables start afresh, so that copies know when they are stale
-    finish: FinishReason | None = None
     preemptions: int = 0
     prompt_rows: list[Logprobs] = field(default_factory=list)  # entry i is of token i + 1; see wants_prompt_rows
     # The scheduler's: the order of service, and the prefix cache's keys of full pages of ``tokens``. The first

@@ -134,15 +134,18 @@ def _top_k(scaled: np.ndarray, k: int) -> np.ndarray:
 
 
 def _top_p(scaled: np.ndarray, kept: np.ndarray | None, top_p: float) -> np.ndarray:
-    ids = np.arange(len(scaled)) if kept is None else kept
-    wanted = top_p * np.exp(scaled[ids]).sum()
-    head = ids[_top_k(scaled[ids], _HEAD)] if len(ids) > _HEAD else ids
-    if np.exp(scaled[head]).sum() < wanted:
-        head = ids
-    ordered = head[np.argsort(-scaled[head], kind="stable")]
-    mass = np.cumsum(np.exp(scaled[ordered]))
+    values = scaled if kept is None else scaled[kept]
+    wanted = top_p * np.exp(values).sum()
+    head = np.arange(len(values))
+    if len(values) > _HEAD:
+        largest = _top_k(values, _HEAD)
+        if np.exp(values[largest]).sum() >= wanted:
+            head = largest
+    ordered = head[np.argsort(-values[head], kind="stable")]
+    mass = np.cumsum(np.exp(values[ordered]))
     count = int(np.searchsorted(mass, wanted, side="left")) + 1
-    return np.sort(ordered[:count])
+    chosen = np.sort(ordered[:count])
+    return chosen if kept is None else kept[chosen]
 
 
 def _mix(value: int) -> int:

@@ -266,9 +266,7 @@ class Scheduler:
     def _publish(self, sequence: Sequence, full: int) -> None:
         if self.blocks.cache:
             self.blocks.extend_keys(sequence.keys, sequence.tokens, full)
-            for group, table in enumerate(sequence.tables):
-                for i in range(sequence.published, full):
-                    self.blocks.publish(group, table.pages[i], sequence.keys[i])
+            self.blocks.publish(sequence.tables, sequence.keys, sequence.published, full)
             self._withdraw(sequence, sequence.published, full)
         sequence.published = full
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i8": torch.int8}
-_SMALLEST = 1e-30  # positions whose largest value is below this become zeros, as kernels have it
+from kforge.operators.kv_quantised import MOST, SMALLEST_AMAX
+
+_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i8": torch.int8}
 
 
 class TorchCache:
@@ -13,7 +14,7 @@ class TorchCache:
     position and head."""
 
     def __init__(self, shape: tuple[int, int, int, int, int], kv: str) -> None:
-        self._parts = [torch.zeros(shape, dtype=TYPES[kv]) for _ in ("k", "v")]
+        self._parts = [torch.zeros(shape, dtype=_TYPES[kv]) for _ in ("k", "v")]
         self._scales = [torch.zeros(shape[:4]) for _ in ("k", "v")] if kv == "i8" else []
 
     def write(self, place: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -22,9 +23,9 @@ class TorchCache:
             if self._scales:
                 wide = new.float()
                 amax = wide.abs().amax(-1)
-                self._scales[i][place].flatten(0, 1)[slots] = amax / 127 + (amax - amax)
-                inverse = torch.where(amax >= _SMALLEST, 127 / amax, 0)
-                new = (wide * inverse[..., None]).nan_to_num().round().clamp(-127, 127)
+                self._scales[i][place].flatten(0, 1)[slots] = amax / MOST + (amax - amax)
+                inverse = torch.where(amax >= SMALLEST_AMAX, MOST / amax, 0)
+                new = (wide * inverse[..., None]).nan_to_num().round().clamp(-MOST, MOST)
             self._parts[i][place].flatten(0, 1)[slots] = new.to(self._parts[i].dtype)
 
     def read(self, place: int, pages: torch.Tensor, context: int, dtype: torch.dtype

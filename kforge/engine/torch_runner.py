@@ -18,7 +18,7 @@ from kforge.engine.memory import require_memory
 from kforge.engine.runner import KernelUse, RunnerOptions
 from kforge.engine.steps import StepInputs, StepLimits, StepShape
 from kforge.engine.torch_attention import attend_with_sinks
-from kforge.engine.torch_cache import TYPES, TorchCache
+from kforge.engine.torch_cache import TorchCache
 from kforge.engine.torch_experts import Routes, expert_products, gated, routes
 from kforge.models.config import RopeStyle, rope_tables
 from kforge.models.graph import Call, CallKind, StepOptions, step_calls
@@ -48,9 +48,8 @@ class TorchRunner:
     def __init__(self, model: Model, limits: StepLimits, options: RunnerOptions, promised: int = 0) -> None:
         """``promised``: bytes that others are going to use."""
         kv, dtype = options.kv, options.torch_dtype
-        for name, types in ((kv, TYPES), (dtype, DTYPES)):
-            if name not in types:
-                raise KforgeError(f"Unknown element type '{name}': use one of {', '.join(types)}.")
+        if dtype not in DTYPES:
+            raise KforgeError(f"Unknown element type '{dtype}': use one of {', '.join(DTYPES)}.")
         self._config = c = model.config
         self._dtype = DTYPES[dtype]
         self._threads = options.threads

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from kforge.core.defaults import ACTS, KV_TYPES
 from kforge.core.workload import Attr, attribute
 
 MOST_TEXT = 100_000  # characters of a kernel's source
@@ -121,7 +122,9 @@ Batches = Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(max_length=
 Contexts = Annotated[list[Annotated[int, Field(ge=1, le=131072)]], Field(max_length=4)]
 Prefill = Annotated[int, Field(ge=0, le=8192, description="Tokens of a prefill chunk; 0 for none.")]
 KvType = Annotated[
-    str, Field(pattern=r"^(f16|bf16|f32|i8)$", description="Element type of the KV cache: f16, bf16, f32 or i8.")
+    str, Field(pattern=rf"^({'|'.join(KV_TYPES)})$", description="Element type of the KV cache: f16, bf16, f32 or i8.")
 ]
-ActType = Annotated[str, Field(pattern=r"^(a8|f32)$", description="Activations of quantised weights: a8 or f32.")]
+ActType = Annotated[
+    str, Field(pattern=rf"^({'|'.join(ACTS)})$", description="Activations of quantised weights: a8 or f32.")
+]
 State = Literal["", "accepted", "promoted", "retired", "quarantined"]

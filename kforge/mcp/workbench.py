@@ -33,7 +33,7 @@ from kforge.tuner.contenders import incumbent
 from kforge.tuner.journal import RunFolder
 from kforge.tuner.options import TuneOptions
 from kforge.tuner.progress import Silent
-from kforge.tuner.promoting import calling, least, promote, refusal
+from kforge.tuner.promoting import least, promote, refusal
 from kforge.tuner.tune_operator import hand_in, imported
 
 Tell = Callable[[str], None]
@@ -232,7 +232,6 @@ class Workbench:
         name = Path(job.model).stem
         options = TuneOptions(model=job.model, batches=tuple(job.batches), context=job.context, prefill=job.prefill,
                               threads=job.threads or target.cores)
-        options = calling(kernel.problem, options)
         model = load_model(job.model)
         with Registry.open() as registry, RunFolder.create(Path(job.runs), f"{name}-promote") as folder, _as_busy():
             done = promote(kernel, model, options, folder, registry, target, _Telling(tell), least(model))

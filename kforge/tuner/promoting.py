@@ -59,9 +59,9 @@ def calling(problem: Problem, options: TuneOptions) -> TuneOptions:
 
 def promote(kernel: KernelRecord, model: Model, options: TuneOptions, folder: RunFolder, registry: Registry,
             target: Target, watcher: Watcher, beside: Sequence[Mode] = ()) -> Promoted:
-    """Runs the engine on ``model`` with and without the kernel in every mode of ``options`` and in those ``beside`` and
-    promotes it when none that calls it is slower or says another token. Holds the registry's tuning lock. A run folder
-    in which nothing was measured is removed.
+    """Runs the engine on ``model`` with and without the kernel in every mode of ``options`` and in those ``beside``, on
+    the KV cache and activations that call it, and promotes it when none that calls it is slower or says another token.
+    Holds the registry's tuning lock. A run folder in which nothing was measured is removed.
 
     Raises KforgeError for a kernel that does not wait for the engine (``refusal``) or that no step of the model calls.
     """
@@ -76,6 +76,7 @@ def _promote(kernel: KernelRecord, model: Model, options: TuneOptions, folder: R
              target: Target, watcher: Watcher, beside: Sequence[Mode]) -> Promoted:
     if why := refusal(kernel, target):
         raise KforgeError(f"kernel {kernel.id}: {why}")
+    options = calling(kernel.problem, options)
     step_rows(model, dataclasses.replace(options, only=kernel.problem.without_layout.key,
                                          batches=options.batches or (1,)))
     folder.write(Event.STARTED, started(options, target))

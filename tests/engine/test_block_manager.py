@@ -87,9 +87,9 @@ class PoolMachine(RuleBasedStateMachine):
         owner.computed = min(owner.computed + tokens, len(owner.tokens), manager.room(owner.tables))
         full = owner.computed // PAGE_TOKENS
         manager.extend_keys(owner.keys, owner.tokens, full)
+        manager.publish(owner.tables, owner.keys, owner.published, full)
         for i in range(owner.published, full):
             for group, table in enumerate(owner.tables):
-                manager.publish(group, table.pages[i], owner.keys[i])
                 self.contents[table.pages[i]] = group, owner.tokens[: (i + 1) * PAGE_TOKENS]
         owner.published = full
         then = manager.release_behind(owner.tables, owner.computed)
@@ -149,9 +149,7 @@ def published(manager: BlockManager, tokens: list[int]) -> tuple[list[BlockTable
     tables, keys = manager.new_tables(), list[bytes]()
     assert manager.extend(tables, len(tokens))
     manager.extend_keys(keys, tokens, len(tokens) // PAGE_TOKENS)
-    for group, table in enumerate(tables):
-        for page, key in zip(table.pages, keys, strict=False):
-            manager.publish(group, page, key)
+    manager.publish(tables, keys, 0, len(keys))
     return tables, keys
 
 
