@@ -153,8 +153,8 @@ def _findings(full: dict[Way, list[Served]], loaded: dict[Way, list[Served]]) ->
                 f"{middle(rates[Way.CONTINUOUS]):.0f} beside {middle(rates[Way.PADDED]):.0f} tokens/s, {BATCH} seats; "
                 f"{empty.median:.2f}x [±{50 * empty.spread:.0f} %] over batches that do not compute ended answers on",
                 "With every request there from the start, what is won is padding and empty seats. The claim is at a "
-                "bound on latency that batches meet only when they are nearly empty, and over an engine with slower "
-                "kernels; prompts, most of the work in this trace, cost the same either way."),
+                "bound on latency that batches meet only when they are nearly empty, with a model spread over several "
+                "machines; prompts, most of the work in this trace, cost the same either way."),
         Finding(PART, "answers come sooner at the same load", "Orca, the same experiment from its other side",
                 "no single figure", sooner, "x",
                 f"seconds per token, arrival to end, at {100 * LOAD:.0f} % of what padded batches can serve: "

@@ -92,7 +92,7 @@ def _finding(chunk: int, seen: dict[int | None, list[Stalled]], long: int) -> Fi
     price = ratios([s.first for s in cut], [s.first for s in whole])
     return Finding(
         PART, f"chunks of {chunk} prompt tokens keep a long prompt from stalling others",
-        "Sarathi-Serve (OSDI 2024): no stalls of generation, hence 2.6x (Mistral-7B) to 5.6x (Falcon-180B) the load at "
+        "Sarathi-Serve (OSDI 2024): no stalls of generation, hence 2.6x (Mistral-7B) to 5.6x (Falcon-180B) vLLM's load at "
         "equal tail latency", "2.6x to 5.6x the load", worst, "x",
         f"the longest gap between tokens is {1e3 * middle([s.worst for s in cut]):.0f} beside "
         f"{1e3 * middle([s.worst for s in whole]):.0f} ms (usual: {1e3 * middle([s.usual for s in cut]):.1f} ms) while "
