@@ -16,7 +16,8 @@ from kforge.models.config import ModelConfig
 from kforge.models.fetch import resolve
 from kforge.models.roles import Vector, WeightRef, roles_of, shape_of
 from kforge.models.safetensors_file import tensor_name
-from kforge.models.synth import random_bytes, synth
+from kforge.models.synth import synth
+from kforge.models.synth_bytes import random_bytes
 from kforge.models.synth_plan import SHAPES
 from peers.process import Refused
 

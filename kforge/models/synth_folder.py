@@ -16,6 +16,7 @@ from kforge.models.folder_tensors import SCALE
 from kforge.models.pretokenizers import RULES
 from kforge.models.roles import Vector, WeightRef, roles_of, shape_of
 from kforge.models.safetensors_file import tensor_name
+from kforge.models.synth_bytes import random_bytes
 from kforge.models.synth_plan import NORMS, PRE_TOKENIZERS, SynthPlan
 from kforge.models.synth_vocab import CHAT_TEMPLATE, CONTROL, synth_vocab
 
@@ -56,7 +57,6 @@ def _tensors(what: SynthPlan, ref: WeightRef, rng: np.random.Generator) -> dict[
     """By name."""
     import torch
 
-    from kforge.models.synth import random_bytes
     from kforge.operators.numerics import narrow
 
     name, shape = tensor_name(ref.role, ref.layer, what.config.family), shape_of(what.config, ref.role)
