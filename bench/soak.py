@@ -159,7 +159,7 @@ async def load_on(url: str, pid: int, given: argparse.Namespace, asks: list[Ask]
                 seen.after.ended["whole"] += 1
             except openai.APIError as error:
                 seen.after.wrongly(f"{ask.body}: {error!r}")
-        await fill(url, client, seen.after, asks[0].body["model"])
+        await fill(client, seen.after, asks[0].body["model"])
     await rest(url, seen)
     await asyncio.sleep(1)  # connections that clients have closed
     look()
@@ -177,7 +177,7 @@ async def health(url: str) -> float:
     return time.monotonic() - began if answer.status_code == 200 else float("inf")
 
 
-async def fill(url: str, client: openai.AsyncOpenAI, tally: Tally, model: str) -> None:
+async def fill(client: openai.AsyncOpenAI, tally: Tally, model: str) -> None:
     """A request that takes the whole KV cache: it comes to an end only if no page is lost."""
     body = {"model": model, "prompt": [5] * (KV_TOKENS - 2), "max_tokens": 2, "temperature": 0}
     try:

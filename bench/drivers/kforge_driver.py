@@ -1,8 +1,8 @@
 """Drives kforge's engine by the same requests as the peers' drivers, one JSON request a line on stdin.
 
-{"open": path, "threads": n, "kernels": ..., "settings": {...}}, then {"mode": "prefill"|"decode", "batch": b,
-"depth": d, "tokens": n}, {"mode": "trace", "requests": [...], "slots": n}, or {"used": true}. Settings are
-``Engine``'s; by default what ``kforge serve`` has: at most 128 prompt tokens a step while answers are being computed.
+{"open": path, "threads": n, "kernels": ...}, then {"mode": "prefill"|"decode", "batch": b, "depth": d, "tokens": n},
+{"mode": "trace", "requests": [...], "slots": n}, or {"used": true}. A trace is served with what ``kforge serve`` has:
+few prompt tokens a step while answers are being computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import metadata
 
 from replay import Request, replay
 
-from kforge.core.defaults import PAGE_TOKENS
+from kforge.core.defaults import PAGE_TOKENS, SERVING_PREFILL_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.engine.engine import Engine
 from kforge.engine.request import SamplingParams
@@ -38,10 +38,10 @@ class KforgeBatcher:
 
 
 class Driver:
-    def __init__(self, path: str, threads: int, kernels: str, settings: dict[str, object]) -> None:
+    def __init__(self, path: str, threads: int, kernels: str) -> None:
         self.model = load(path)
         self.weights = Weights(self.model)
-        self.threads, self.kernels, self.settings = threads, kernels, settings
+        self.threads, self.kernels = threads, kernels
         self._engine: tuple[tuple[object, ...], Engine] | None = None
         self.vocab = self.model.config.vocab
         self.engine(32, 512)  # missing kernels, or memory that does not suffice, show at once
@@ -73,7 +73,7 @@ class Driver:
     def trace(self, requests: list[Request], slots: int) -> list[list[float]]:
         """When each request's tokens came."""
         tokens = max(len(r["prompt"]) + r["output"] for r in requests)
-        engine = self.engine(slots, tokens, **{"max_prefill_tokens_per_step": 128, **self.settings})
+        engine = self.engine(slots, tokens, max_prefill_tokens_per_step=SERVING_PREFILL_TOKENS)
         engine.forget_prefixes()  # every run has the same prompts
         return replay(KforgeBatcher(engine), requests, slots)
 
@@ -138,7 +138,7 @@ def main() -> None:
         request = json.loads(line)
         if "open" in request:
             try:
-                driver = Driver(request["open"], request["threads"], request["kernels"], request.get("settings", {}))
+                driver = Driver(request["open"], request["threads"], request["kernels"])
                 answer: dict[str, object] = {"version": metadata.version("kforge")}
             except KforgeError as error:
                 answer = {"error": str(error)}

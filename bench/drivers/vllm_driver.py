@@ -31,7 +31,6 @@ class VllmBatcher:
         self._params = lambda output: SamplingParams(
             temperature=0.0,
             max_tokens=output,
-            min_tokens=0,
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,

@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from engine_claims.finding import Finding, middle, ratios
+from engine_claims.finding import Finding, ratios, times
 from engine_claims.setting import Setting
 from engine_claims.traces import Request, orca_trace
 from kforge.core.defaults import PAGE_TOKENS
@@ -120,14 +121,14 @@ def measure(setting: Setting) -> tuple[list[Finding], dict[str, object]]:
                             prefix_cache=False)
     full: dict[Way, list[Served]] = {way: [] for way in Way}
     loaded: dict[Way, list[Served]] = {way: [] for way in Way}
-    for number, way in setting.turns(tuple(Way), PART):
+    for number, way in setting.turns(tuple(Way)):
         setting.say(f"{PART}: round {number} of {setting.rounds}, all at once, {way}")
         requests = orca_trace(number, count, setting.model.config.vocab, longest)
         served = serve(engine, [Arrival(request, 0.0) for request in requests], way, BATCH)
         if number:
             full[way].append(served)
-    per_second = LOAD * middle([count / served.seconds for served in full[Way.PADDED]])
-    for number, way in setting.turns(tuple(Way), PART):
+    per_second = LOAD * median([count / served.seconds for served in full[Way.PADDED]])
+    for number, way in setting.turns(tuple(Way)):
         setting.say(f"{PART}: round {number} of {setting.rounds}, {per_second:.2g} requests/s, {way}")
         times = np.random.default_rng(1000 + number).exponential(1 / per_second, count).cumsum().tolist()
         requests = orca_trace(number, count, setting.model.config.vocab, longest)
@@ -144,19 +145,19 @@ def measure(setting: Setting) -> tuple[list[Finding], dict[str, object]]:
 
 def _findings(full: dict[Way, list[Served]], loaded: dict[Way, list[Served]]) -> list[Finding]:
     rates = {way: [served.rate for served in runs] for way, runs in full.items()}
-    waits = {way: [middle(served.waits) for served in runs] for way, runs in loaded.items()}
+    waits = {way: [median(served.waits) for served in runs] for way, runs in loaded.items()}
     padded, empty = (ratios(rates[Way.CONTINUOUS], rates[way]) for way in (Way.PADDED, Way.STATIC))
     sooner: Summary = ratios(waits[Way.PADDED], waits[Way.CONTINUOUS])
     return [
         Finding(PART, "more tokens per second than batches that begin and end together",
                 "Orca (OSDI 2022): 36.9x at equal latency over FasterTransformer, GPT-3 175B", "36.9x", padded, "x",
-                f"{middle(rates[Way.CONTINUOUS]):.0f} beside {middle(rates[Way.PADDED]):.0f} tokens/s, {BATCH} seats; "
-                f"{empty.median:.2f}x [±{50 * empty.spread:.0f} %] over batches that do not compute ended answers on",
+                f"{median(rates[Way.CONTINUOUS]):.0f} beside {median(rates[Way.PADDED]):.0f} tokens/s, {BATCH} seats; "
+                f"{times(empty)} over batches that do not compute ended answers on",
                 "With every request there from the start, what is won is padding and empty seats. The claim is at a "
-                "bound on latency that batches meet only when they are nearly empty, and over an engine with slower "
-                "kernels; prompts, most of the work in this trace, cost the same either way."),
+                "bound on latency that batches meet only when they are nearly empty, with a model spread over several "
+                "machines; prompts, most of the work in this trace, cost the same either way."),
         Finding(PART, "answers come sooner at the same load", "Orca, the same experiment from its other side",
                 "no single figure", sooner, "x",
                 f"seconds per token, arrival to end, at {100 * LOAD:.0f} % of what padded batches can serve: "
-                f"{middle(waits[Way.PADDED]):.3g} beside {middle(waits[Way.CONTINUOUS]):.3g}",
+                f"{median(waits[Way.PADDED]):.3g} beside {median(waits[Way.CONTINUOUS]):.3g}",
                 "Who comes just after a batch has begun waits for all of it, then for the longest of its own.")]

@@ -37,5 +37,6 @@ def ratios(above: list[float], below: list[float]) -> Summary:
     return Summary.of([a / b for a, b in zip(above, below, strict=True)])
 
 
-def middle(values: list[float]) -> float:
-    return Summary.of(values).median
+def times(ratio: Summary) -> str:
+    """A ratio that stands beside a finding, with half its interquartile range."""
+    return f"{ratio.median:.2f}x [±{50 * ratio.spread:.0f} %]"

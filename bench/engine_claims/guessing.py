@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
-from engine_claims.finding import Finding, middle, ratios
+from engine_claims.finding import Finding, ratios, times
 from engine_claims.setting import Setting
 from engine_claims.traces import documentation, library_sources, pieces
 from kforge.core.summary import Summary
@@ -92,7 +93,7 @@ def measure(setting: Setting) -> tuple[list[Finding], dict[str, object]]:
     kinds = prompts(setting.model.tokenizer, text, count)
     seen: dict[tuple[str, str], list[list[Spoken]]] = {(kind, name): [] for kind in kinds for name in engines}
     texts: dict[tuple[str, int], list[int]] = {}
-    for number, name in setting.turns(tuple(engines), PART):
+    for number, name in setting.turns(tuple(engines)):
         for kind, asked in kinds.items():
             setting.say(f"{PART}: round {number} of {setting.rounds}, {kind}, {name}")
             spoken = [speak(engines[name], prompt, answer) for prompt in asked]
@@ -129,7 +130,7 @@ def _findings(kind: str, by: str, seen: dict[tuple[str, str], list[list[Spoken]]
     per_pass = Summary.of([_tokens(run) / _passes(run) for run in always])
     faster = ratios([_seconds(run) for run in plain], [_seconds(run) for run in paying])
     forced = ratios([_seconds(run) for run in plain], [_seconds(run) for run in always])
-    held = middle([_tokens(run) / _passes(run) for run in paying])
+    held = median([_tokens(run) / _passes(run) for run in paying])
     return [
         Finding(PART, f"several tokens come of a full pass: {kind}, by {by}",
                 "said of speculation at large: 9 tokens from 3 passes", "3 tokens", per_pass, "tokens",
@@ -140,6 +141,6 @@ def _findings(kind: str, by: str, seen: dict[tuple[str, str], list[list[Spoken]]
         Finding(PART, f"the text is there sooner: {kind}, by {by}",
                 "Leviathan et al. (ICML 2023): 2x to 3x, with a draft model; Saxena (2023): 2x to 4x by prompt look-up "
                 "where the answer quotes the prompt", "2x to 4x", faster, "x",
-                f"guesses checked where that pays; {forced.median:.2f}x [±{50 * forced.spread:.0f} %] where all are",
+                f"guesses checked where that pays; {times(forced)} where all are",
                 "A pass over k + 1 tokens costs more than one over 1: on a CPU arithmetic is a good part of it, where "
                 "on a GPU at batch 1 it is nearly free. Tokens are the same bits either way.")]

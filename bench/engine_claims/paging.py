@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
-from engine_claims.finding import Finding, middle, ratios
+from engine_claims.finding import Finding, ratios, times
 from engine_claims.setting import Setting
 from engine_claims.traces import Request, chat_trace
 from kforge.core.defaults import PAGE_TOKENS
@@ -116,7 +117,7 @@ def measure(setting: Setting) -> tuple[list[Finding], dict[str, object]]:
     # Ranges are of positions: what rounding to this engine's pages would waste is given on top.
     ranged = setting.engine(kv_tokens=positions + PAGE_TOKENS * SEQUENCES, **common)
     seen: dict[str, list[Served]] = {name: [] for name in ("paged", *ways)}
-    for number, name in setting.turns(tuple(seen), PART):
+    for number, name in setting.turns(tuple(seen)):
         setting.say(f"{PART}: round {number} of {setting.rounds}, {name}")
         requests = chat_trace(number, count, vocab, longest)
         if name == "paged":
@@ -127,8 +128,8 @@ def measure(setting: Setting) -> tuple[list[Finding], dict[str, object]]:
             seen[name].append(served)
     paged.close()
     ranged.close()
-    usual = middle([float(len(r.prompt) + r.answer) for n in range(1, setting.rounds + 1)
-                    for r in chat_trace(n, count, vocab, longest)])
+    usual = median(len(r.prompt) + r.answer for n in range(1, setting.rounds + 1)
+                   for r in chat_trace(n, count, vocab, longest))
     return [_finding(name, seen, positions, longest, usual) for name in ways], {
         "positions": positions, "requests": count, "served": {n: [vars(s) for s in runs] for n, runs in seen.items()}}
 
@@ -156,9 +157,9 @@ def _finding(name: str, seen: dict[str, list[Served]], positions: int, longest: 
     at_once = ratios([s.at_once for s in paged], [s.at_once for s in other])
     rate = ratios([s.rate for s in paged], [s.rate for s in other])
     said = _CLAIMS[name]
-    beside = (f"{middle([s.at_once for s in paged]):.1f} beside {middle([s.at_once for s in other]):.1f} at once in "
-              f"{positions} positions; tokens/s {rate.median:.2f}x [±{50 * rate.spread:.0f} %]; "
-              f"{middle([float(s.preemptions) for s in paged]):.0f} preemptions")
+    beside = (f"{median([s.at_once for s in paged]):.1f} beside {median([s.at_once for s in other]):.1f} at once in "
+              f"{positions} positions; tokens/s {times(rate)}; "
+              f"{median(s.preemptions for s in paged):.0f} preemptions")
     why = {
         "longest": f"{longest} positions are reserved, and half of the trace's requests never fill {usual:.0f}: the "
                    "longer the reserved length beside the usual one, the larger the ratio.",

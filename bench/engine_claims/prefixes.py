@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter
 
-from engine_claims.finding import Finding, middle, ratios
+from engine_claims.finding import Finding, ratios
 from engine_claims.setting import Setting
 from engine_claims.traces import documentation, library_sources, pieces
 from kforge.core.defaults import SERVING_PREFILL_TOKENS
@@ -88,7 +89,7 @@ def measure(setting: Setting) -> tuple[list[Finding], dict[str, object]]:
     systems, lines = pieces(documentation(), tokenizer, system), pieces(library_sources(), tokenizer, said)
     seen: dict[bool, list[Served]] = {True: [], False: []}
     texts: dict[int, dict[tuple[int, int], list[int]]] = {}
-    for number, cached in setting.turns((True, False), PART):
+    for number, cached in setting.turns((True, False)):
         setting.say(f"{PART}: round {number} of {setting.rounds}, {'with' if cached else 'without'} the cache")
         talks = [Talk(systems[number % len(systems)],
                       [lines[(number * 97 + who * 31 + turn) % len(lines)] for turn in range(turns)])
@@ -111,24 +112,24 @@ def _findings(seen: dict[bool, list[Served]], system: int, turns: int) -> list[F
     on, off = seen[True], seen[False]
     computed = ratios([100.0 * (b.computed - a.computed) for a, b in zip(on, off, strict=True)],
                       [float(b.computed) for b in off])
-    first = ratios([middle(s.first) for s in off], [middle(s.first) for s in on])
+    first = ratios([median(s.first) for s in off], [median(s.first) for s in on])
     whole = ratios([s.seconds for s in off], [s.seconds for s in on])
     shape = f"{CONVERSATIONS} conversations of {turns} turns behind {system} common tokens"
     return [
         Finding(PART, "fewer tokens are computed", "Anthropic, on prompt caching (2024): up to 90 % less cost for long "
                 "prompts, 53 % for ten turns behind a long system prompt", "53 to 90 %", computed, "%",
-                f"{middle([float(s.computed) for s in on]):.0f} beside {middle([float(s.computed) for s in off]):.0f} "
-                f"tokens, of prompts that are {middle([float(s.asked) for s in on]):.0f} long in all; {shape}",
+                f"{median(s.computed for s in on):.0f} beside {median(s.computed for s in off):.0f} "
+                f"tokens, of prompts that are {median(s.asked for s in on):.0f} long in all; {shape}",
                 "Theirs is money, with writing and reading priced; here it is tokens that go through the model, "
                 "answers included. It grows with the turns and the system prompt; up to 63 tokens of every prompt are "
                 "beyond its last whole page."),
         Finding(PART, "the first token comes sooner", "Anthropic (2024): up to 85 % less latency, 75 % (4x) for ten "
                 "turns behind a long system prompt", "4x to 6.7x", first, "x",
-                f"median {1e3 * middle([middle(s.first) for s in on]):.0f} beside "
-                f"{1e3 * middle([middle(s.first) for s in off]):.0f} ms; {shape}, all at once",
+                f"median {1e3 * median([median(s.first) for s in on]):.0f} beside "
+                f"{1e3 * median([median(s.first) for s in off]):.0f} ms; {shape}, all at once",
                 "On a CPU a prompt's time is its arithmetic, so what is not computed is saved nearly in full, and a "
                 "client waits less for the others' prompts, too. Theirs has a network and a queue in it."),
         Finding(PART, "more is served", "SGLang (arXiv 2312.07104): up to 6.4x the throughput", "6.4x", whole, "x",
-                f"the same talks in {middle([s.seconds for s in on]):.2f} beside "
-                f"{middle([s.seconds for s in off]):.2f} s",
+                f"the same talks in {median([s.seconds for s in on]):.2f} beside "
+                f"{median([s.seconds for s in off]):.2f} s",
                 "Theirs is the best of many workloads, some of which decode little and share nearly all.")]

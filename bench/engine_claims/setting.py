@@ -41,12 +41,11 @@ class Setting:
         """``wanted`` positions, or as many as the model has."""
         return min(wanted, self.model.config.context_length)
 
-    def turns(self, sides: Sequence[T], part: str) -> list[tuple[int, T]]:
+    def turns(self, sides: Sequence[T]) -> list[tuple[int, T]]:
         """(round, side) in the order in which to measure: every side once a round, forwards and backwards in turn.
         Round 0 is not to be counted: programs are built in it, and memory is touched for the first time."""
         out = []
         for number in range(self.rounds + 1):
             order = list(sides)[:: 1 if number % 2 else -1]
             out += [(number, side) for side in order]
-        self.say(f"{part}: {len(out)} runs")
         return out

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from engine_claims.finding import Finding, middle, ratios
+from engine_claims.finding import Finding, ratios, times
 from engine_claims.setting import Setting
 from kforge.core.defaults import PAGE_TOKENS, SERVING_PREFILL_TOKENS
 from kforge.engine.engine import Engine
@@ -57,7 +58,7 @@ def stall(engine: Engine, seed: int, long: int) -> Stalled:
             first = now - arrived
     for decoder in decoders:
         engine.abort(decoder)
-    return Stalled(max(gaps), middle(usual), first)
+    return Stalled(max(gaps), median(usual), first)
 
 
 def _most_steps(long: int) -> int:
@@ -74,7 +75,7 @@ def measure(setting: Setting) -> tuple[list[Finding], dict[str, object]]:
         engines[chunk] = setting.engine(max_tokens_per_step=chunk + DECODERS, max_prefill_tokens_per_step=chunk,
                                         **common)
     seen: dict[int | None, list[Stalled]] = {chunk: [] for chunk in engines}
-    for number, chunk in setting.turns(tuple(engines), PART):
+    for number, chunk in setting.turns(tuple(engines)):
         setting.say(f"{PART}: round {number} of {setting.rounds}, chunks of {chunk or 'the whole prompt'}")
         stalled = stall(engines[chunk], number, long)
         if number:
@@ -92,11 +93,11 @@ def _finding(chunk: int, seen: dict[int | None, list[Stalled]], long: int) -> Fi
     price = ratios([s.first for s in cut], [s.first for s in whole])
     return Finding(
         PART, f"chunks of {chunk} prompt tokens keep a long prompt from stalling others",
-        "Sarathi-Serve (OSDI 2024): no stalls of generation, hence 2.6x (Mistral-7B) to 5.6x (Falcon-180B) the load at "
-        "equal tail latency", "2.6x to 5.6x the load", worst, "x",
-        f"the longest gap between tokens is {1e3 * middle([s.worst for s in cut]):.0f} beside "
-        f"{1e3 * middle([s.worst for s in whole]):.0f} ms (usual: {1e3 * middle([s.usual for s in cut]):.1f} ms) while "
-        f"{long} tokens come in; their first token takes {price.median:.2f}x [±{50 * price.spread:.0f} %] as long",
+        "Sarathi-Serve (OSDI 2024): no stalls of generation, hence 2.6x (Mistral-7B) to 5.6x (Falcon-180B) the load of "
+        "vLLM at equal tail latency", "2.6x to 5.6x the load", worst, "x",
+        f"the longest gap between tokens is {1e3 * median([s.worst for s in cut]):.0f} beside "
+        f"{1e3 * median([s.worst for s in whole]):.0f} ms (usual: {1e3 * median([s.usual for s in cut]):.1f} ms) while "
+        f"{long} tokens come in; their first token takes {times(price)} as long",
         "A gap is as long as the step, so about as many times shorter as the chunk is shorter than the prompt, down to "
         "the time of a step that only decodes. The load that this allows at a bound on gaps depends on the trace; the "
         "figure here is the gap itself.")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from engine_claims.finding import Finding, middle
+from engine_claims.finding import Finding
 from engine_claims.setting import Setting
 from kforge.core.layout import Layout
 from kforge.core.summary import Summary
@@ -112,7 +113,7 @@ def measure(setting: Setting) -> tuple[list[Finding], dict[str, object]]:
     seen: dict[str, list[list[float]]] = {name: [] for name in engines}
     bandwidth: list[float] = []
     with BandwidthProbe(setting.threads) as probe:
-        for number, name in setting.turns(tuple(engines), PART):
+        for number, name in setting.turns(tuple(engines)):
             setting.say(f"{PART}: round {number} of {setting.rounds}, {name}")
             before = probe.measure(0.1).value
             times = seconds_a_step(engines[name], context, steps, number)
@@ -125,14 +126,14 @@ def measure(setting: Setting) -> tuple[list[Finding], dict[str, object]]:
     size = cached_weights.layer_bytes
     figures: dict[str, object] = {
         "streamed_bytes": least.streamed, "arithmetic_seconds": least.arithmetic, "bandwidth": bandwidth,
-        "cached_layer_bytes": size, "seconds_a_step": {name: [middle(t) for t in runs] for name, runs in seen.items()}}
+        "cached_layer_bytes": size, "seconds_a_step": {name: [median(t) for t in runs] for name, runs in seen.items()}}
     return _findings(seen, bandwidth, least, size, setting), figures
 
 
 def _findings(seen: dict[str, list[list[float]]], bandwidth: list[float], least: Needs, size: int,
               setting: Setting) -> list[Finding]:
-    whole = [middle(times) for times in seen["as it is"]]
-    cached = [middle(times) for times in seen["layers from cache"]]
+    whole = [median(times) for times in seen["as it is"]]
+    cached = [median(times) for times in seen["layers from cache"]]
     streaming = Summary.of([100 * least.streamed / speed / t for speed, t in zip(bandwidth, whole, strict=True)])
     standing = Summary.of([100 * (1 - least.arithmetic / t) for t in whole])
     gained = Summary.of([100 * (1 - c / t) for c, t in zip(cached, whole, strict=True)])
@@ -142,8 +143,8 @@ def _findings(seen: dict[str, list[list[float]]], bandwidth: list[float], least:
     fits = "" if size < cache / 2 else " (it does NOT fit: this figure says little for this model)"
     return [
         Finding(PART, f"{claim}: the bytes that it must read", who, claimed, streaming, "%",
-                f"{least.streamed / 1e6:.0f} MB at {middle(bandwidth) / 1e9:.1f} GB/s in a step of "
-                f"{1e3 * middle(whole):.2f} ms, {setting.threads} threads",
+                f"{least.streamed / 1e6:.0f} MB at {median(bandwidth) / 1e9:.1f} GB/s in a step of "
+                f"{1e3 * median(whole):.2f} ms, {setting.threads} threads",
                 "This is the part of the step in which memory is as busy as the probe could make it. Arithmetic goes "
                 "on at the same time, so it is not all lost; more than 100 % means that some bytes came from cache."),
         Finding(PART, f"{claim}: time in which arithmetic could stand still", who, claimed, standing, "%",
@@ -151,6 +152,6 @@ def _findings(seen: dict[str, list[list[float]]], bandwidth: list[float], least:
                 "The most that waiting can be: the rest of the step, however it is spent. Formats of 4 bits make it "
                 "less than with 16: a byte that comes brings four times the arithmetic, and unpacking is not counted."),
         Finding(PART, f"{claim}: what goes when the layers come from cache", who, claimed, gained, "%",
-                f"{1e3 * middle(cached):.2f} ms with one layer's weights ({size / 1e6:.1f} MB) in place of "
+                f"{1e3 * median(cached):.2f} ms with one layer's weights ({size / 1e6:.1f} MB) in place of "
                 f"all layers'{fits}",
                 "The least that waiting is: caches take time, too, and the head still comes from memory.")]

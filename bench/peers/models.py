@@ -6,18 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir
-from kforge.models.config import ModelConfig
 from kforge.models.fetch import resolve
-from kforge.models.roles import Vector, WeightRef, roles_of, shape_of
-from kforge.models.safetensors_file import tensor_name
-from kforge.models.synth import random_bytes, synth
-from kforge.models.synth_plan import SHAPES
+from kforge.models.synth import synth
+from kforge.models.synth_folder import write_folder
+from kforge.models.synth_plan import plan
 from peers.process import Refused
 
 
@@ -41,7 +35,7 @@ def folder(shape: str, fmt: str) -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         if fmt == "bf16":
-            _write_bf16(SHAPES[shape], path)
+            _write_bf16(shape, path)
         else:
             try:
                 synth(shape, fmt, path)
@@ -59,54 +53,10 @@ def vocabulary(path: Path) -> int:
     return load(path).config.vocab
 
 
-def _write_bf16(config: ModelConfig, path: Path) -> None:
-    from safetensors.torch import save_file
-
+def _write_bf16(shape: str, path: Path) -> None:
+    """``synth`` writes this format as a GGUF file."""
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
-    rng = np.random.default_rng(0)
-    tensors = {tensor_name(r.role, r.layer): _bf16(config, r, rng) for r in roles_of(config)}
-    save_file(tensors, part / "model.safetensors", {"format": "pt"})
-    (part / "config.json").write_text(json.dumps(folder_config(config), indent=1))
+    write_folder(plan(shape, "bf16"), part, seed=0)
     part.rename(path)
-
-
-def _bf16(config: ModelConfig, ref: WeightRef, rng: np.random.Generator) -> torch.Tensor:
-    """Norms are ones, matrices random."""
-    shape = shape_of(config, ref.role)
-    if isinstance(ref.role, Vector):
-        return torch.ones(shape, dtype=torch.bfloat16)
-    data = random_bytes(rng, WeightFormat.BF16, int(np.prod(shape)), shape[-1])
-    return torch.from_numpy(data).view(torch.bfloat16).reshape(shape)
-
-
-def folder_config(config: ModelConfig) -> dict[str, object]:
-    """config.json of a Llama shape with Llama-3's rotary scaling."""
-    rope = config.rope
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": config.hidden,
-        "intermediate_size": config.intermediate,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab,
-        "max_position_embeddings": config.context_length,
-        "rms_norm_eps": config.rms_eps,
-        "rope_theta": rope.theta,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": rope.factor,
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-            "original_max_position_embeddings": rope.original_context,
-        },
-        "tie_word_embeddings": config.tied_head,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": config.vocab - 2,
-        "eos_token_id": config.vocab - 1,
-    }

@@ -1,5 +1,5 @@
-"""Writes folders of safetensors files with random int8 weights, as ``compressed-tensors`` stores W8A8 models, so that
-other engines can read the very same weights."""
+"""Writes folders of safetensors files with random weights, in bf16, or int8 as ``compressed-tensors`` stores W8A8
+models, so that other engines can read the very same weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from kforge.models.folder_tensors import SCALE
 from kforge.models.pretokenizers import RULES
 from kforge.models.roles import Vector, WeightRef, roles_of, shape_of
 from kforge.models.safetensors_file import tensor_name
-from kforge.models.synth_plan import NORMS, PRE_TOKENIZERS, SynthPlan
+from kforge.models.synth_bytes import random_bytes
+from kforge.models.synth_plan import NORMS, PRE_TOKENIZERS, FileFormat, SynthPlan
 from kforge.models.synth_vocab import CHAT_TEMPLATE, CONTROL, synth_vocab
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ _INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "b
 
 
 def write_folder(what: SynthPlan, folder: Path, seed: int) -> None:
-    """``folder`` is there and empty. One file of tensors for each layer, so that memory holds little of the model."""
+    """``what`` is of bf16 or W8A8, ``folder`` is there and empty. One file of tensors for each layer, so that memory
+    holds little of the model."""
     from safetensors.torch import save_file
 
     rng = np.random.default_rng(seed)
@@ -56,7 +58,6 @@ def _tensors(what: SynthPlan, ref: WeightRef, rng: np.random.Generator) -> dict[
     """By name."""
     import torch
 
-    from kforge.models.synth import random_bytes
     from kforge.operators.numerics import narrow
 
     name, shape = tensor_name(ref.role, ref.layer, what.config.family), shape_of(what.config, ref.role)
@@ -84,6 +85,20 @@ def _config(what: SynthPlan) -> dict[str, Any]:
         rope = {"rope_type": "llama3", "factor": c.rope.factor, "low_freq_factor": c.rope.low_freq_factor,
                 "high_freq_factor": c.rope.high_freq_factor,
                 "original_max_position_embeddings": c.rope.original_context}
+    told: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[c.family]], "model_type": c.family.value, "num_hidden_layers": c.layers,
+        "hidden_size": c.hidden, "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim, "intermediate_size": c.intermediate, "hidden_act": "silu", "vocab_size": c.vocab,
+        "max_position_embeddings": c.context_length, "rms_norm_eps": c.rms_eps, "rope_theta": c.rope.theta,
+        "rope_scaling": rope, "tie_word_embeddings": c.tied_head, "bos_token_id": c.vocab - len(CONTROL),
+        "eos_token_id": c.vocab - len(CONTROL) + CONTROL.index(_EOS), "torch_dtype": "bfloat16",
+    }
+    if what.file_format is FileFormat.W8A8:
+        told["quantization_config"] = _quantization()
+    return told
+
+
+def _quantization() -> dict[str, Any]:
     linear = {
         "targets": ["Linear"],
         "weights": {**_INT8, "strategy": "channel", "dynamic": False, "observer": "minmax"},
@@ -91,16 +106,8 @@ def _config(what: SynthPlan) -> dict[str, Any]:
         "output_activations": None,
     }
     return {
-        "architectures": [_ARCHITECTURES[c.family]], "model_type": c.family.value, "num_hidden_layers": c.layers,
-        "hidden_size": c.hidden, "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim, "intermediate_size": c.intermediate, "hidden_act": "silu", "vocab_size": c.vocab,
-        "max_position_embeddings": c.context_length, "rms_norm_eps": c.rms_eps, "rope_theta": c.rope.theta,
-        "rope_scaling": rope, "tie_word_embeddings": c.tied_head, "bos_token_id": c.vocab - len(CONTROL),
-        "eos_token_id": c.vocab - len(CONTROL) + CONTROL.index(_EOS), "torch_dtype": "bfloat16",
-        "quantization_config": {
-            "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
-            "config_groups": {"group_0": linear}, "ignore": ["lm_head"], "kv_cache_scheme": None,
-        },
+        "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": linear}, "ignore": ["lm_head"], "kv_cache_scheme": None,
     }
 
 

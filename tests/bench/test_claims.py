@@ -17,7 +17,6 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from engine_claims import batching, paging, prefixes, stalls, traces  # noqa: E402
 from engine_claims.waiting import OneLayer, needs  # noqa: E402
-from soak import Sample, grown  # noqa: E402
 
 from kforge.engine.engine import Engine  # noqa: E402
 from kforge.engine.kernel_set import DefaultKernels  # noqa: E402
@@ -159,15 +158,6 @@ def test_a_step_on_one_layers_weights_computes_as_much_and_reads_less(model: Mod
     assert sizes[0] - sizes[1] > one.layer_bytes * (layers - 1) * 0.9
     least = needs(model, host_target(), 2, 64)
     assert sizes[0] * 0.8 < least.streamed < sizes[0] * 1.5, "the weights, and a little of the cache"
-
-
-def test_memory_that_grows_with_every_request_is_a_leak_and_a_pool_that_fills_is_none():
-    def run(resident):
-        return grown([Sample(float(t), resident(t), 10, 5, 0, 50 * t) for t in range(600)])
-
-    assert run(lambda t: (200 << 20) + min(t, 200) * (1 << 20)).holds
-    leak = run(lambda t: (200 << 20) + t * 50 * 2000)
-    assert not leak.holds and "2000 bytes a request" in leak.told
 
 
 @pytest.mark.slow

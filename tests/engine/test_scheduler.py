@@ -6,48 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduler_play import PAGE, compute, run, sequence
 
 from kforge.engine.block_manager import GONE, BlockManager, BlockTable
 from kforge.engine.cache_groups import most_pages
-from kforge.engine.request import SamplingParams, Sequence
+from kforge.engine.request import Sequence
 from kforge.engine.scheduler import Scheduled, Scheduler
-
-PAGE = 4
-
-
-def sequence(number: int, tokens: list[int], wanted: int, priority: int = 0, **params: int) -> Sequence:
-    return Sequence(number, list(tokens), len(tokens), SamplingParams(max_tokens=wanted, priority=priority, **params),
-                    limit=len(tokens) + wanted)
-
-
-def compute(scheduler: Scheduler, batch: list[Scheduled]) -> None:
-    """Plays the engine: everything scheduled is computed, a token follows where a chunk reaches the end."""
-    for item in batch:
-        if item.samples:
-            item.sequence.tokens.append(1000 + len(item.sequence.tokens))
-        scheduler.advance(item.sequence, item.count)
-        if item.samples and len(item.sequence.generated) == item.sequence.params.max_tokens:
-            scheduler.finish(item.sequence)
-
-
-def run(scheduler: Scheduler, sequences: list[Sequence]) -> None:
-    for item in sequences:
-        scheduler.add(item)
-    for _ in range(20_000):
-        if scheduler.idle:
-            return
-        batch = scheduler.schedule()
-        scheduler.check_integrity()
-        assert batch, "work waits, but nothing was scheduled"
-        assert sum(s.count for s in batch) <= scheduler.max_tokens
-        assert len({s.sequence.id for s in batch}) == len(batch) <= scheduler.max_sequences
-        for item in batch:
-            seq = item.sequence
-            assert item.count >= 1 and item.start == seq.computed
-            assert seq.room >= item.start + item.count
-            assert item.samples == (item.start + item.count == seq.wanted) and item.rows == item.samples
-        compute(scheduler, batch)
-    raise AssertionError("the loop does not end")
 
 
 @given(
@@ -68,19 +32,6 @@ def test_everything_finishes_inside_the_budget(requests, budget, most, spare, ca
     assert blocks.free_pages == pages
     for (prompt, wanted), item in zip(requests, sequences, strict=True):
         assert item.wanted == prompt + wanted
-
-
-def test_a_dry_pool_preempts_the_youngest_and_the_oldest_never():
-    sequences = [sequence(i, list(range(i * 50, i * 50 + 8)), 20) for i in range(3)]
-    run(Scheduler(BlockManager(10, PAGE), 64, 8), sequences)
-    assert sequences[0].preemptions == 0
-    assert sequences[1].preemptions + sequences[2].preemptions > 0
-
-
-def test_a_dry_pool_preempts_the_lowest_priority_whatever_its_age():
-    sequences = [sequence(i, list(range(i * 50, i * 50 + 8)), 20, priority=i) for i in range(3)]
-    run(Scheduler(BlockManager(10, PAGE), 64, 8), sequences)
-    assert sequences[2].preemptions == 0 and sequences[0].preemptions > 0
 
 
 def test_a_table_that_was_given_back_has_another_version():
@@ -126,120 +77,6 @@ def test_prompts_are_bounded_while_others_decode_and_only_then():
     assert counts == [[1, 5], [1, 5], [2]]
 
 
-def test_full_pages_of_a_common_prompt_are_shared_not_recomputed():
-    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=64, max_sequences=4)
-    first, second = sequence(0, list(range(11)), 8), sequence(1, list(range(11)), 8)
-    scheduler.add(first)
-    compute(scheduler, scheduler.schedule())
-    scheduler.add(second)
-    batch = scheduler.schedule()
-    assert [(s.start, s.count) for s in batch] == [(11, 1), (8, 3)]
-    mine, theirs = second.tables[0].pages, first.tables[0].pages
-    assert mine[:2] == theirs[:2] and mine[2] != theirs[2]
-    scheduler.finish(first)
-    scheduler.check_integrity()
-
-
-def test_a_prompt_that_is_known_to_its_last_token_computes_that_one_s_page():
-    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=64, max_sequences=4)
-    run(scheduler, [sequence(0, list(range(12)), 1)])
-    again = sequence(1, list(range(12)), 1)
-    scheduler.add(again)
-    assert [(s.start, s.count) for s in scheduler.schedule()] == [(8, 4)]
-    assert (scheduler.prefix.queries, scheduler.prefix.query_tokens, scheduler.prefix.hit_tokens) == (2, 24, 8)
-
-
-def test_equal_prompts_that_come_together_are_computed_once():
-    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=8, max_sequences=4)
-    sequences = [sequence(i, list(range(21)), 2) for i in range(3)]
-    for item in sequences:
-        scheduler.add(item)
-    computed = 0
-    while not scheduler.idle:
-        batch = scheduler.schedule()
-        scheduler.check_integrity()
-        computed += sum(s.count for s in batch)
-        compute(scheduler, batch)
-    assert computed == 21 + 2 * 1 + 3 * 1, "the prompt, the last token of the others, and a decoded token of each"
-
-
-def test_who_waits_for_a_prefix_does_not_hold_up_others():
-    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=16, max_sequences=4)
-    for item in (sequence(0, list(range(13)), 1), sequence(1, list(range(13)), 1), sequence(2, [500] * 3, 1)):
-        scheduler.add(item)
-    assert [s.sequence.id for s in scheduler.schedule()] == [0, 2]
-
-
-def test_what_a_failed_step_should_have_computed_is_not_found():
-    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=64, max_sequences=4)
-    first = sequence(0, list(range(11)), 8)
-    scheduler.add(first)
-    assert scheduler.schedule()  # and it fails: nothing is advanced
-    assert scheduler.blocks.find(first.keys).length == 0
-    scheduler.abort(first)
-    scheduler.check_integrity()
-    run(scheduler, [sequence(1, list(range(11)), 1)])
-    assert scheduler.prefix.hit_tokens == 0
-
-
-def test_a_higher_priority_goes_first_and_equals_go_as_they_came():
-    scheduler = Scheduler(BlockManager(100, PAGE), max_tokens=8, max_sequences=1)
-    sequences = [sequence(i, [i], 1, priority=p) for i, p in enumerate([0, 5, 0, 5, -1])]
-    for item in sequences:
-        scheduler.add(item)
-    order = []
-    while not scheduler.idle:
-        batch = scheduler.schedule()
-        order += [s.sequence.id for s in batch]
-        compute(scheduler, batch)
-    assert order == [1, 3, 0, 2, 4]
-
-
-def test_a_higher_priority_takes_the_place_of_a_lower_one_but_not_of_an_equal():
-    scheduler = Scheduler(BlockManager(20, PAGE), max_tokens=64, max_sequences=2)
-    low, high = sequence(0, list(range(12)), 9), sequence(1, list(range(50, 62)), 9, priority=1)
-    late, equal = sequence(2, list(range(80, 92)), 9, priority=1), sequence(3, [7], 1, priority=1)
-    for item in (low, high):
-        scheduler.add(item)
-        compute(scheduler, scheduler.schedule())
-    scheduler.add(late)
-    scheduler.add(equal)
-    batch = scheduler.schedule()
-    scheduler.check_integrity()
-    assert [s.sequence.id for s in batch] == [1, 2] and low.preemptions == 1 and low in scheduler.waiting
-    run(scheduler, [])
-    assert high.preemptions == late.preemptions == 0
-
-
-def test_room_is_not_taken_where_it_would_not_be_enough():
-    scheduler = Scheduler(BlockManager(8, PAGE), max_tokens=64, max_sequences=4)
-    low, high = sequence(0, list(range(4)), 3), sequence(1, list(range(50, 70)), 9, priority=2)
-    for item in (low, high):
-        scheduler.add(item)
-        compute(scheduler, scheduler.schedule())
-    scheduler.add(sequence(2, list(range(80, 96)), 9, priority=1))
-    assert sorted(s.sequence.id for s in scheduler.schedule()) == [0, 1]
-    assert low.preemptions == 0
-
-
-@pytest.mark.parametrize("pool", [4, 100])
-def test_a_stream_of_higher_priorities_cannot_starve_anybody(pool):
-    """Every step brings a request of a high priority, more than can be served; the lowest is served all the same."""
-    scheduler = Scheduler(BlockManager(pool, PAGE), max_tokens=4, max_sequences=2, ageing_steps=10)
-    lowest = sequence(0, list(range(9)), 4)
-    scheduler.add(lowest)
-    for step in range(1, 400):
-        for n in range(2):
-            scheduler.add(sequence(2 * step + n, [step, n, 1], 3, priority=9))
-        compute(scheduler, scheduler.schedule())
-        scheduler.check_integrity()
-        if lowest not in scheduler.waiting and lowest not in scheduler.running:
-            break
-    assert len(lowest.generated) == 4
-    assert step < 300, "180 came in the first 90 steps, which nine levels of priority are worth; those may go first"
-    assert len(scheduler.waiting) > 100, "the others came faster than they were served"
-
-
 def test_a_sequence_can_be_dropped_while_it_waits_and_while_it_runs():
     scheduler = Scheduler(BlockManager(8, PAGE), max_tokens=64, max_sequences=1)
     running, waiting = sequence(0, list(range(9)), 5), sequence(1, list(range(9)), 5)
@@ -273,46 +110,6 @@ def test_rows_of_several_prompts_are_shared_out():
     for number in range(3):
         scheduler.add(sequence(number, [number] * 20, 2, prompt_logprobs=0))
     assert [s.rows for s in scheduler.schedule()] == [5, 1, 1], "one each, and four that nobody else needs"
-
-
-def test_a_prompt_of_any_length_goes_through_a_window_and_a_step_of_pages():
-    scheduler = Scheduler(BlockManager(4, PAGE, windows=(6,), step_tokens=8), max_tokens=8, max_sequences=4)
-    assert most_pages(6, 8, PAGE) == 4
-    sequences = [sequence(i, list(range(1000 * i, 1000 * i + 150)), 20) for i in range(2)]
-    run(scheduler, sequences)
-    assert scheduler.preemptions == 0 and scheduler.blocks.free_pages == 4
-
-
-def test_what_a_window_sees_is_enough_to_go_on_from():
-    scheduler = Scheduler(BlockManager(30, PAGE, windows=(0, 6)), max_tokens=64, max_sequences=4)
-    run(scheduler, [sequence(0, list(range(20)), 3)])
-    again = sequence(1, list(range(18)), 1)
-    scheduler.add(again)
-    assert [(s.start, s.count) for s in scheduler.schedule()] == [(16, 2)]
-    full, windowed = again.tables
-    assert windowed.pages[:2] == [GONE, GONE] and windowed.first == 2, "position 16 sees 11 and what follows"
-    assert len(full.held) == 5 and len(windowed.held) == 3 and not set(full.held) & set(windowed.held)
-    scheduler.check_integrity()
-
-
-def test_a_chunk_is_as_long_as_there_are_pages_and_the_first_in_rank_takes_those_of_the_last():
-    blocks = BlockManager(20, PAGE, windows=(9,), step_tokens=9)
-    scheduler = Scheduler(blocks, max_tokens=9, max_sequences=4)
-    first, second = sequence(0, [1, 2], 50), sequence(1, list(range(100, 140)), 1)
-    for item in (first, second):
-        scheduler.add(item)
-        compute(scheduler, scheduler.schedule())
-    assert (first.room, second.computed, second.room) == (4, 8, 12)
-    assert blocks.extend([BlockTable()], blocks.free_pages * PAGE), "somebody else has the rest"
-    batch = scheduler.schedule()
-    assert [(s.sequence.id, s.count) for s in batch] == [(0, 1), (1, 4)]
-    compute(scheduler, batch)
-    for _ in range(4):  # the one page that went out of the second's sight
-        batch = scheduler.schedule()
-        assert [(s.sequence.id, s.count) for s in batch] == [(0, 1)] and second in scheduler.running
-        compute(scheduler, batch)
-    assert [(s.sequence.id, s.start) for s in scheduler.schedule()] == [(0, 8)]
-    assert (first.preemptions, second.preemptions) == (0, 1)
 
 
 class Guesses:

@@ -12,7 +12,7 @@ from kforge.models import load
 from kforge.models.gguf_file import tensor_name
 from kforge.models.gguf_header import read_header
 from kforge.models.roles import Matrix, Vector, roles_of, shape_of
-from kforge.models.synth import random_bytes
+from kforge.models.synth_bytes import random_bytes
 
 FORMATS = ["q4_0", "q4_1", "q8_0", "q4_k_m", "bf16", "f16"]
 

@@ -10,7 +10,8 @@ from kforge.core.errors import KforgeError
 from kforge.models import load
 from kforge.models.graph import step_calls
 from kforge.models.roles import Matrix, Vector, roles_of
-from kforge.models.synth import random_bytes, synth
+from kforge.models.synth import synth
+from kforge.models.synth_bytes import random_bytes
 from kforge.models.synth_plan import SHAPES, FileFormat, SynthPlan, plan, storable
 from kforge.models.synth_vocab import synth_vocab
 from kforge.operators.layouts import from_gguf

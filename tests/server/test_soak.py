@@ -1,4 +1,4 @@
-"""Two minutes of ``bench/soak.py``, which has the hour."""
+"""``bench/soak.py``: what it takes for a leak, and two minutes of its hour."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from pathlib import Path
 
 import pytest
 from served import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+from soak import Sample, grown
+
+
+def test_memory_that_grows_with_every_request_is_a_leak_and_a_pool_that_fills_is_none():
+    def run(resident):
+        return grown([Sample(float(t), resident(t), 10, 5, 0, 50 * t) for t in range(600)])
+
+    assert run(lambda t: (200 << 20) + min(t, 200) * (1 << 20)).holds
+    leak = run(lambda t: (200 << 20) + t * 50 * 2000)
+    assert not leak.holds and "2000 bytes a request" in leak.told
 
 
 @pytest.mark.slow
