@@ -27,7 +27,7 @@ VERBS = {
     "tune": Verb("kforge.cli.tune", "tune", "Tune a model's kernels on this machine."),
     "runs": Verb("kforge.cli.runs", "app", "List, show and report tuning runs."),
     "lookup": Verb("kforge.cli.lookup", "lookup", "Which kernel serves an operator at given axes, and why."),
-    "kernels": Verb("kforge.cli.kernels", "app", "The kernel database: list, show, verify, rm, gc."),
+    "kernels": Verb("kforge.cli.kernels", "app", "The kernel database: list, show, promote, verify, rm, gc."),
     "lessons": Verb("kforge.cli.lessons", "app", "What models' ideas came to, over runs: list, show, rm, export."),
     "operator": Verb("kforge.cli.operator", "app", "Operators made of functions from outside: import, list, show, rm."),
     "try": Verb("kforge.cli.try_kernel", "try_kernel", "Build, check, time and compare a kernel of your own."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,6 +49,8 @@ def synth(
     what = plan(name, file_format, layers)
     cut = f"-{layers}l" if layers is not None else ""
     path = out or cache_dir() / "models" / f"{what.config.name}{cut}-{what.file_format}{what.file_format.suffix}"
+    if out is None and path.is_dir():
+        shutil.rmtree(path)  # the cache's own, written anew as a file would be
     write(name, file_format, path, layers, seed)
     print(path)
 

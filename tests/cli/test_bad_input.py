@@ -334,3 +334,11 @@ def test_a_full_disk_ends_a_tune_with_the_way_to_go_on(home: Path, tiny: Path, t
     refused(done)
     assert "free" in done.stderr or "raise the limit" in done.stderr
     assert kforge("kernels", "verify").returncode == 0
+
+
+def test_a_model_of_the_cache_is_written_anew_and_its_path_printed_again(tmp_path: Path, kforge: Kforge) -> None:
+    words = ("model", "synth", "tiny-llama-test", "--format", "w8a8")
+    first, again = (kforge(*words, KFORGE_CACHE=str(tmp_path / "cache")) for _ in range(2))
+    assert (first.returncode, again.returncode) == (0, 0), again.stderr
+    assert first.stdout == again.stdout and (Path(first.stdout.strip()) / "config.json").is_file()
+    refused(kforge(*words, "--out", first.stdout.strip()), "is already there")
