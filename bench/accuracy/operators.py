@@ -27,8 +27,6 @@ from kforge.operators import get
 from kforge.operators.base import Role
 from kforge.operators.experts import grouped
 from kforge.operators.kv_cache import KvProblem
-from kforge.operators.kv_quantised import quantised
-from kforge.operators.numerics import narrow
 
 from .reference import LayerTrace, Trace
 
@@ -139,9 +137,9 @@ class OperatorCheck:
                 return _Fed({"qkv": layer.qkv}, {"q_out": layer.q, **caches})
             case CallKind.ATTENTION:
                 layer = trace.layers[call.layer or 0]
-                p = KvProblem.of(call.problem)
                 caches = self._caches(call, layer.k, layer.v, views)
-                return _Fed({"q": layer.q, **_stored(p, caches)}, {"out": layer.attention})
+                stored = KvProblem.of(call.problem).stored(*(caches[n].astype(np.float32) for n in caches))
+                return _Fed({"q": layer.q, **stored}, {"out": layer.attention})
             case CallKind.GATHER:
                 return _Fed({"x": last}, {"out": last.astype(np.float32)})
             case CallKind.FINAL_NORM:
@@ -160,15 +158,6 @@ class OperatorCheck:
         keys[page, :, :, offset] = k.reshape(-1, p.kv_heads, p.d)
         values[page, :, offset] = v.reshape(-1, p.kv_heads, p.d)
         return {"k_cache": keys, "v_cache": values}
-
-
-def _stored(p: KvProblem, caches: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """float64 caches as the engine has them."""
-    if not p.scaled:
-        return {name: narrow(values.astype(np.float32), p.dtype) for name, values in caches.items()}
-    (k, k_scale), (v, v_scale) = (quantised(caches[n].astype(np.float32), axis) for n, axis in (("k_cache", 2),
-                                                                                             ("v_cache", 3)))
-    return {"k_cache": k, "v_cache": v, "k_scale": k_scale, "v_scale": v_scale}
 
 
 def _feed_experts(call: Call, layer: LayerTrace) -> _Fed:

@@ -10,7 +10,6 @@ from kforge.core.workload import Workload
 from kforge.operators import numerics
 from kforge.operators.base import Distribution
 from kforge.operators.kv_cache import AttentionProblem
-from kforge.operators.kv_quantised import quantised
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,20 +79,12 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
             queries *= np.float32(0.125)  # scores so close that every position weighs
     free = np.setdiff1d(np.arange(axes["pages"]), table)
     k[free] = v[free] = np.float32(1e4) if distribution in _STALE else np.float32(np.nan)
-    made = {"q": q, **_cache(k, v, p), "block_table": table, "query_start": start,
+    made = {"q": q, **p.stored(k, v), "block_table": table, "query_start": start,
             "context": batch.context.astype(np.int32)}
     if p.sinks:
         longest = int(batch.context.max())
         made["sinks"] = _sinks(np.random.default_rng([seed, 11]), p, min(longest, p.window or longest), distribution)
     return made
-
-
-def _cache(k: np.ndarray, v: np.ndarray, p: AttentionProblem) -> dict[str, np.ndarray]:
-    """float32 k and v as the cache has them."""
-    if not p.scaled:
-        return {"k_cache": numerics.narrow(k, p.dtype), "v_cache": numerics.narrow(v, p.dtype)}
-    (keys, k_scale), (values, v_scale) = quantised(k, axis=2), quantised(v, axis=3)
-    return {"k_cache": keys, "v_cache": values, "k_scale": k_scale, "v_scale": v_scale}
 
 
 def _sinks(rng: np.random.Generator, p: AttentionProblem, seen: int, distribution: Distribution) -> np.ndarray:

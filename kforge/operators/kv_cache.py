@@ -11,6 +11,7 @@ from kforge.core.layout import Layout
 from kforge.core.workload import Problem
 from kforge.operators import numerics
 from kforge.operators.base import Residency, Role, TensorSpec
+from kforge.operators.kv_quantised import quantised
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,6 +67,13 @@ class KvProblem:
             k *= inputs["k_scale"][pages][:, :, None, :]
             v *= inputs["v_scale"][pages][:, :, :, None]
         return k, v
+
+    def stored(self, k: np.ndarray, v: np.ndarray) -> dict[str, np.ndarray]:
+        """float32 k [n, Hkv, D, P] and v [n, Hkv, P, D] as the cache has them, by tensor."""
+        if not self.scaled:
+            return {"k_cache": numerics.narrow(k, self.dtype), "v_cache": numerics.narrow(v, self.dtype)}
+        (keys, k_scale), (values, v_scale) = quantised(k, axis=2), quantised(v, axis=3)
+        return {"k_cache": keys, "v_cache": values, "k_scale": k_scale, "v_scale": v_scale}
 
 
 @dataclass(frozen=True)
