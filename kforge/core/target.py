@@ -61,6 +61,7 @@ class Target:
     peaks: tuple[tuple[str, Peak], ...]
     compilers: tuple[Compiler, ...] = ()
     levels: tuple[Level, ...] = ()  # the nearest first; none where nobody measured them
+    backends: tuple[str, ...] = ("cpp",)  # whose kernels run on it, the usual one first; none: it is only described
 
     @property
     def identity(self) -> str:
