@@ -167,7 +167,7 @@ def _print(target: Target) -> None:
         found = ", ".join(f"{c.name} {c.version} ({c.path})" for c in target.compilers) or "none recorded"
         console.print(f"  compilers: {found}", highlight=False, soft_wrap=True)
     if target.gpu:
-        for line in gpu_lines(target.gpu):
+        for line in gpu_lines(target.gpu, target.backends):
             console.print(f"  {line}", highlight=False, soft_wrap=True)
     table = Table()
     for column in ("limit", "value", "spread", "source"):

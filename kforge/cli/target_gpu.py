@@ -5,9 +5,9 @@ from __future__ import annotations
 from kforge.core.target import Gpu
 
 
-def gpu_lines(gpu: Gpu) -> list[str]:
+def gpu_lines(gpu: Gpu, backends: tuple[str, ...]) -> list[str]:
     """Lines of words: who builds for it, how it is recognised, and what its blocks of threads may have."""
-    builders = f"built by backend {' and '.join(gpu.backends)}" if gpu.backends else "described only: no backend builds"
+    builders = f"built by backend {' and '.join(backends)}" if backends else "described only: no backend builds"
     names = ", ".join(repr(name) for name in gpu.devices) or "no name of a driver is known"
     lines = [builders, f"recognised by: {names}; PCI {gpu.pci_id}"]
     lines += _limits("a unit", (("threads", gpu.threads_per_unit), ("warps", gpu.warps_per_unit),

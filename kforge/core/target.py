@@ -59,7 +59,6 @@ class Gpu:
 
     pci_id: str  # "10de:2335", vendor and device of the PCI ID database
     devices: tuple[str, ...]  # names as the drivers report them: a device is this target by one of these or its PCI ID
-    backends: tuple[str, ...]  # kforge's backends that build for it; none: it is only described
     warp: int | None = None  # threads that run in step: warp, wavefront, sub-group
     threads_per_block: int | None = None
     threads_per_unit: int | None = None
@@ -99,6 +98,7 @@ class Target:
     peaks: tuple[tuple[str, Peak], ...]
     compilers: tuple[Compiler, ...] = ()
     levels: tuple[Level, ...] = ()  # the nearest first; none where nobody measured them
+    backends: tuple[str, ...] = ("cpp",)  # whose kernels run on it, the usual one first; none: it is only described
     gpu: Gpu | None = None  # exactly for kinds other than "cpu"
 
     @property
@@ -109,11 +109,6 @@ class Target:
         if self.gpu:
             facts.append(self.gpu.pci_id)
         return stable_hash(facts)
-
-    @property
-    def backends(self) -> tuple[str, ...]:
-        """The backends that build for it; none for a target that is only described."""
-        return self.gpu.backends if self.gpu else ("cpp",)
 
     def has(self, *features: str) -> bool:
         return set(features) <= set(self.features)

@@ -124,6 +124,7 @@ def _from_toml(table: Table) -> Target:
         peaks=tuple((name, _peak(t)) for name, t in table.named_tables("peaks")),
         compilers=tuple(_compiler(t) for t in table.tables("compilers", required=False)),
         levels=tuple(_level(t) for t in table.tables("levels", required=False)),
+        backends=tuple(table.texts("backends", default=("cpp",) if kind == "cpu" else None)),
         gpu=read_gpu(table.table("gpu")) if kind != "cpu" else None)
     table.no_more()
     return target
@@ -167,6 +168,8 @@ def _as_toml(target: Target) -> dict[str, Any]:
         "peaks": {name: peak(value) for name, value in target.peaks},
         "compilers": [{"path": c.path, "name": c.name, "version": c.version} for c in target.compilers],
     }
+    if target.backends != ("cpp",):
+        document["backends"] = list(target.backends)
     if target.levels:
         document["levels"] = [{"name": level.name, "read": peak(level.read), "latency": peak(level.latency)}
                               for level in target.levels]

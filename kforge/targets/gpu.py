@@ -33,8 +33,7 @@ def read_gpu(table: Table) -> Gpu:
     counts = {name: table.count(name) for name in _COUNTS if table.has(name)}
     given = table.table("sources")
     sources = tuple((name, given.text(name)) for name in (*_SOURCED, *counts))
-    gpu = Gpu(pci_id=table.text("pci_id"), devices=tuple(table.texts("devices")),
-              backends=tuple(table.texts("backends")), sources=sources,
+    gpu = Gpu(pci_id=table.text("pci_id"), devices=tuple(table.texts("devices")), sources=sources,
               links=tuple(_link(t) for t in table.tables("links", required=False)), **counts)
     table.no_more()
     given.no_more()
@@ -43,7 +42,7 @@ def read_gpu(table: Table) -> Gpu:
 
 def gpu_as_toml(gpu: Gpu) -> dict[str, Any]:
     """What ``read_gpu`` reads back."""
-    document: dict[str, Any] = {"pci_id": gpu.pci_id, "devices": list(gpu.devices), "backends": list(gpu.backends)}
+    document: dict[str, Any] = {"pci_id": gpu.pci_id, "devices": list(gpu.devices)}
     document |= {name: value for name in _COUNTS if (value := getattr(gpu, name)) is not None}
     document["sources"] = dict(gpu.sources)
     if gpu.links:
