@@ -35,7 +35,7 @@ from peers.steps import Row, StepResult, compare, depth_rows, moe_rows, print_st
 from peers.trace import Trace, full, mixed
 from rich.console import Console
 
-from kforge.core.defaults import DEFAULT_KV
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
 from kforge.core.errors import KforgeError
 from kforge.targets.files import load_target
 
@@ -63,9 +63,9 @@ class Bench:
     skipped: dict[str, str] = field(default_factory=dict)  # reasons, by group
     running: list[Process] = field(default_factory=list)
 
-    def kforge(self, path: Path, kv: str = DEFAULT_KV) -> Process:
+    def kforge(self, path: Path, kv: str = DEFAULT_KV, act: str = DEFAULT_ACT) -> Process:
         opening: dict[str, object] = {"open": str(path), "threads": self.args.threads, "kernels": self.args.kernels,
-                                      "kv": kv}
+                                      "kv": kv, "act": act}
         return self._opened(Process("kforge", Path(sys.executable), "kforge_driver.py", opening))
 
     def llama_cpp(self, name: str, python: Path, path: Path, settings: dict[str, object]) -> Process:
@@ -170,7 +170,7 @@ class Bench:
             variables = vllm_variables(python, self.args.threads)
             return self._opened(Process(f"vLLM {fmt}", python, "vllm_driver.py", opening, variables))
 
-        self.of_traces(group, path, start, VLLM_CHOICES)
+        self.of_traces(group, path, start, VLLM_CHOICES, "bf16")  # what vLLM's activations are
 
     def traces(self, vocab: int) -> list[Trace]:
         """The full ones, then the mixed one."""
@@ -178,7 +178,8 @@ class Bench:
         return [*(full(vocab, slots) for slots in SLOTS), mixed(vocab, count=count)]
 
     def of_traces(
-        self, group: str, path: Path, start: Callable[[dict[str, object]], Process], choices: dict[str, tuple]
+        self, group: str, path: Path, start: Callable[[dict[str, object]], Process], choices: dict[str, tuple],
+        act: str = DEFAULT_ACT,
     ) -> None:
         vocab = models.vocabulary(path)
         *traces, last = self.traces(vocab)
@@ -187,7 +188,7 @@ class Bench:
         usual = {name: values[:1] for name, values in choices.items()}
         sides: list[Settled] = []
         try:
-            sides.append(settle(lambda _: self.kforge(path), {}, trial, self.console))
+            sides.append(settle(lambda _: self.kforge(path, act=act), {}, trial, self.console))
         except Refused as reason:
             self.console.print(f"{group} has no row of kforge: {reason}", markup=False)
         sides.append(settle(start, usual if self.args.quick else choices, trial, self.console))

@@ -18,6 +18,7 @@ from measuring import write_json
 from rich.console import Console
 from rich.table import Table
 
+from kforge.core.defaults import ACTS
 from kforge.core.paths import store_path
 from kforge.core.summary import Summary
 from kforge.core.target import Target
@@ -97,7 +98,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only problems whose key contains this text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--act", default="a8", choices=("a8", "f32"))
+    parser.add_argument("--act", default="a8", choices=ACTS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     console = Console()

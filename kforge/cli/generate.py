@@ -27,7 +27,7 @@ MinP = Annotated[float, typer.Option(help="Keep tokens at least this probable re
 Seed = Annotated[int, typer.Option(help="Noise of this request; the same seed gives the same text in any batch.")]
 KvTokens = Annotated[int, typer.Option(min=1, help="Positions that the KV cache holds; windowed layers need fewer.")]
 Kv = Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8 (half the memory of f16).")]
-Act = Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")]
+Act = Annotated[str, typer.Option(help="Activations: a8 (int8 for integer weights), bf16 (and bf16 for bf16), f32.")]
 Isolate = Annotated[
     bool | None,
     typer.Option("--isolate/--no-isolate", help="Kernels in a locked-down process; by default those from elsewhere."),

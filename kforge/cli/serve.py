@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kforge.cli.generate import Isolate, Kernels, Kv, KvTokens, ModelArgument, Threads
-from kforge.core.defaults import DEFAULT_KV, DEFAULT_KV_TOKENS, SERVING_PREFILL_TOKENS
+from kforge.cli.generate import Act, Isolate, Kernels, Kv, KvTokens, ModelArgument, Threads
+from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, DEFAULT_KV_TOKENS, SERVING_PREFILL_TOKENS
 
 
 def serve(
@@ -20,6 +20,7 @@ def serve(
     threads: Threads = None,
     kv_tokens: KvTokens = DEFAULT_KV_TOKENS,
     kv: Kv = DEFAULT_KV,
+    act: Act = DEFAULT_ACT,
     max_sequences: Annotated[int, typer.Option(min=1, help="Answers that run at once.")] = 64,
     max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait beside them; more get a 429.")] = 256,
     speculate: Annotated[
@@ -49,7 +50,7 @@ def serve(
     chosen = usable_kernels(kernels)
 
     def make_engine() -> Engine:
-        return Engine(opened, chosen, threads=threads, kv=kv, kv_tokens=kv_tokens,
+        return Engine(opened, chosen, threads=threads, kv=kv, act=act, kv_tokens=kv_tokens,
                       max_sequences=max_sequences, isolate=isolate,
                       max_prefill_tokens_per_step=SERVING_PREFILL_TOKENS, speculate=speculate,
                       draft_model=draft, relaxed_sampling=relaxed_sampling)

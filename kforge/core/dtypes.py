@@ -53,12 +53,15 @@ class WeightFormat(StrEnum):
     def acts(self) -> tuple[str, ...]:
         """Activations that a product with it is defined for: int8 ones first, where there are any."""
         if not self.quantized:
-            return ("f32",)
+            return ("f32", "bf16") if self is WeightFormat.BF16 else ("f32",)
         return ("a8_token" if self.traits.row_scale else "a8", "f32")
 
     def act(self, wanted: str) -> str:
-        """The activations that ``wanted``, a user's "a8" (int8) or "f32", means for it."""
-        return self.acts[0] if wanted == "a8" else "f32"
+        """The activations that ``wanted`` means for it: a user's "a8" (int8 with integers, else f32), "bf16" (the same,
+        but bf16 with bf16) or "f32"."""
+        if wanted == "bf16" and "bf16" in self.acts:
+            return "bf16"
+        return "f32" if wanted == "f32" else self.acts[0]
 
 
 @dataclass(frozen=True)

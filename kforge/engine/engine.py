@@ -44,10 +44,10 @@ class Engine:
     defaults), "tuned" (the registry's, the default where it has none), or a ``KernelSet``. With exact kernels logits do
     not depend on the batch, the chunking, the prefix cache, preemption or speculation, bit for bit; torch makes no
     such promise.
-    ``kv``: element type of the cache (f32, bf16, f16, i8); ``act``: "a8" or "f32" activations of integer-quantised
-    weights (None: a8). ``kv_tokens``: positions that the cache holds in all; layers with a window get room for what
-    they see, if that is less. ``rows``: panel height of packed weights (None: the kernel set's choice). ``text`` False:
-    outputs carry ids only, no tokenizer is needed.
+    ``kv``: element type of the cache (f32, bf16, f16, i8); ``act``: activations, "a8" (int8 with integer weights, the
+    default), "bf16" (and bf16 with bf16 weights) or "f32". ``kv_tokens``: positions that the cache holds in all; layers
+    with a window get room for what they see, if that is less. ``rows``: panel height of packed weights (None: the
+    kernel set's choice). ``text`` False: outputs carry ids only, no tokenizer is needed.
     ``weights``: packed weights to share with other engines on kernels for the same model. ``isolate``: kernels run in
     a locked-down process of their own (None: when the kernel set has any from elsewhere); a kernel that crashes, hangs
     or does what it must not is then a ``KforgeError`` that names it.

@@ -125,6 +125,7 @@ KvType = Annotated[
     str, Field(pattern=rf"^({'|'.join(KV_TYPES)})$", description="Element type of the KV cache: f16, bf16, f32 or i8.")
 ]
 ActType = Annotated[
-    str, Field(pattern=rf"^({'|'.join(ACTS)})$", description="Activations of quantised weights: a8 or f32.")
+    str, Field(pattern=rf"^({'|'.join(ACTS)})$",
+               description="Activations: a8 (int8 with integer weights), bf16 (also bf16 with bf16 ones) or f32.")
 ]
 State = Literal["", "accepted", "promoted", "retired", "quarantined"]

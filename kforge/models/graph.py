@@ -67,7 +67,7 @@ class StepOptions:
     kv: str = DEFAULT_KV  # element type of the KV cache
     page: int = PAGE_TOKENS  # tokens per page of the KV cache
     rows: int = DEFAULT_ROWS  # panel height of packed weights
-    act: str = DEFAULT_ACT  # of integer-quantised weights: "a8" (int8, as the format has it) or "f32"
+    act: str = DEFAULT_ACT  # activations that products take: see ``WeightFormat.act``
 
     def __post_init__(self) -> None:
         require_types(self.kv, self.act)

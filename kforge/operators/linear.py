@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-ACTS = ("f32", "a8", "a8_token")  # by the order specification's codes
+ACTS = ("f32", "a8", "a8_token", "bf16")  # by the order specification's codes
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,12 @@ class Linear(Operator):
 
     Bound. With d_w, u and m the weight's parts, ``scale = sum_k |x| (|d_w (u - offset)| + |m|) + |bias|``; for ``a8``
     x is the *quantised* activation, which the reference takes over to the bit, so that only accumulation is in the
-    bound; for ``a8_token``, whose group is all of K, likewise. The sum has as many terms as a row of x has non-zero
-    values (f32) or, as integer dot products are exact, two for each group with a non-zero integer (a8, a8_token; q6_k:
-    four): ``n`` below. A few further roundings (of the weight, of the integer sum, of d_w d_a, of the bias) are in the
-    constant of ``sum_error``. Of what underflows, f32 loses K products; int8 activations lose d_w d_a, an error that
-    the integers multiply, 127 times the largest code for each k:
+    bound; for ``a8_token``, whose group is all of K, likewise; for ``bf16`` x and w are bf16 values without denormals,
+    taken over likewise, and as sums below 2^-126 are flushed, each of K steps may lose that much. The sum has as many
+    terms as a row of x has non-zero values (f32, bf16) or, as integer dot products are exact, two for each group with a
+    non-zero integer (a8, a8_token; q6_k: four): ``n`` below. A few further roundings (of the weight, of the integer
+    sum, of d_w d_a, of the bias) are in the constant of ``sum_error``. Of what underflows, f32 loses K products; int8
+    activations lose d_w d_a, an error that the integers multiply, 127 times the largest code for each k:
 
         E = sum_error(n) scale + underflow(K, or 127 codes K);   |out - ref| <= u |ref| + E           (none)
         u |ref| + E + 2u |residual|                                                             (residual)
@@ -134,7 +135,7 @@ class Linear(Operator):
         specs = self.tensors(workload)
         streamed = sum(t.bytes for t in specs if t.residency is Residency.STREAMED)
         return Cost(streamed, sum(t.bytes for t in specs) - streamed,
-                    (("int8_dot" if p.act != "f32" else "fp32_fma", 2 * m * p.n * p.k),))
+                    ((peak_of(p.act), 2 * m * p.n * p.k),))
 
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
         return {"M": buckets.point(buckets.TOKENS, dynamic["M"])}
@@ -142,6 +143,11 @@ class Linear(Operator):
     def shapes(self, workload: Workload, seed: int) -> Sequence[Workload]:
         return [Workload.of(workload.problem, workload.count, workload.phase, M=m)
                 for m in buckets.inside(buckets.TOKENS, workload.axes["M"], seed)]
+
+
+def peak_of(act: str) -> str:
+    """The target's peak that products with such activations are held against."""
+    return {"f32": "fp32_fma", "bf16": "bf16_dot"}.get(act, "int8_dot")
 
 
 def require_act(problem: Problem, format: WeightFormat, act: str) -> None:

@@ -12,7 +12,7 @@ from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, experts, layouts, numerics, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Part, Residency, Role, TensorSpec
 from kforge.operators.experts import Crowding, Grouping, grouped
-from kforge.operators.linear import ACTS, paired, require_act
+from kforge.operators.linear import ACTS, paired, peak_of, require_act
 from kforge.operators.numerics import U
 from kforge.operators.products import Gate, gated, sums
 from kforge.operators.random_weights import with_denormals
@@ -156,7 +156,7 @@ class MoeLinear(Operator):
         streamed = round(chosen * layouts.packed_bytes(p.format, p.n, p.k, p.layout))
         hot = sum(size for name, size in specs.items() if name not in ("w", "bias"))
         hot += round(chosen * 4 * p.n) if p.bias else 0
-        return Cost(streamed, hot, (("int8_dot" if p.act != "f32" else "fp32_fma", 2 * t * p.top * p.n * p.k),))
+        return Cost(streamed, hot, ((peak_of(p.act), 2 * t * p.top * p.n * p.k),))
 
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
         return {"T": buckets.point(buckets.TOKENS, dynamic["T"])}

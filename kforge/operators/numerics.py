@@ -35,6 +35,8 @@ ROUNDOFF = {DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 SMALLEST = {DType.F32: 2.0**-149, DType.F16: 2.0**-24, DType.BF16: 2.0**-133}  # denormal spacing
 U = ROUNDOFF[DType.F32]
 ETA = 2.0**-150  # half of float32's denormal spacing: what one underflow costs
+LEAST_NORMAL = 2.0**-126  # of float32 and of bf16
+FLUSHED = 2.0**24  # what a result costs that is flushed instead of becoming denormal, in ETA
 TWO_BITS = (-3.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0)
 SWIGLU_LIMIT = 7.0
 SWIGLU_ALPHA = float.fromhex("0x1.b3b646p+0")  # 1.702 as float32
@@ -83,6 +85,15 @@ def narrow(array: np.ndarray, dtype: DType) -> np.ndarray:
     rounded >>= 16
     rounded[np.isnan(array)] = 0x7FC0
     return rounded.astype(np.uint16)
+
+
+def bf16_activations(x: np.ndarray) -> np.ndarray:
+    """float32: ``x`` rounded as the variant ``bf16`` declares, to the nearest bf16, denormals to the zero of their
+    sign."""
+    import numpy as np
+
+    rounded = widen(narrow(x, DType.BF16), DType.BF16).astype(np.float32)
+    return np.where(np.abs(rounded) < LEAST_NORMAL, np.copysign(np.float32(0), rounded), rounded)
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,13 +38,15 @@ class Sums:
 
 
 def sums(x: np.ndarray, weight: QuantizedWeight, *, act: str, bias: np.ndarray | None) -> Sums:
-    """x float32 [M, K] times weight [N, K], plus bias [N]. Unless ``act`` is f32 x is quantised first, as declared."""
+    """x float32 [M, K] times weight [N, K], plus bias [N]. Unless ``act`` is f32 x is rounded first, as declared."""
     import numpy as np
 
     traits, k = weight.format.traits, weight.k
-    wide, lost = x.astype(np.float64), k
+    if act == "bf16":
+        x = numerics.bf16_activations(x)
+    wide, lost = x.astype(np.float64), k * numerics.FLUSHED if act == "bf16" else k
     terms = (wide != 0).sum(axis=1, keepdims=True)
-    if act != "f32":
+    if act not in ("f32", "bf16"):
         quantized = numerics.quantize_a8(x, act)
         wide, lost = quantized.exact(), 127 * k << traits.bits
         groups = quantized.q.reshape(*quantized.d.shape, -1).any(axis=2).sum(axis=1, keepdims=True)
@@ -53,7 +55,7 @@ def sums(x: np.ndarray, weight: QuantizedWeight, *, act: str, bias: np.ndarray |
     size = np.abs(wide).astype(np.float32)
     step = max(1, _WEIGHTS_AT_ONCE // k)
     for first in range(0, weight.n, step):
-        part = _WideWeight.of(weight.rows(first, first + step))
+        part = _WideWeight.of(weight.rows(first, first + step), act)
         with np.errstate(invalid="ignore", over="ignore"):
             exact[:, first:first + step] = wide @ part.exact.T
             error[:, first:first + step] = size @ part.size.T
@@ -106,12 +108,15 @@ class _WideWeight:
     size: np.ndarray
 
     @classmethod
-    def of(cls, weight: QuantizedWeight) -> _WideWeight:
+    def of(cls, weight: QuantizedWeight, act: str) -> _WideWeight:
+        """``act`` bf16 takes denormal weights for zero."""
         import numpy as np
 
         traits = weight.format.traits
         if not weight.format.quantized:
             exact = weight.dequantize().astype(np.float64)
+            if act == "bf16":
+                exact[np.abs(exact) < numerics.LEAST_NORMAL] = 0
             return cls(exact, np.abs(exact).astype(np.float32))
         signed = weight.signed().reshape(weight.n, -1, traits.group).astype(np.float64)
         product = signed * weight.scales()[:, :, None]

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kforge.core.defaults import ACTS
 from kforge.core.dtypes import WeightFormat
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
@@ -52,9 +53,11 @@ def least(model: Model) -> tuple[Mode, ...]:
 
 def calling(problem: Problem, options: TuneOptions) -> TuneOptions:
     """The options with the KV cache and the activations without which no step calls the problem."""
-    static = dict(problem.static)
-    floats = static.get("act") == "f32" and WeightFormat(problem.str("weight")).quantized
-    return dataclasses.replace(options, kv=str(static.get("kv", options.kv)), act="f32" if floats else options.act)
+    static, act = dict(problem.static), options.act
+    if "act" in static:
+        weight = WeightFormat(problem.str("weight"))
+        act = act if weight.act(act) == static["act"] else next(a for a in ACTS if weight.act(a) == static["act"])
+    return dataclasses.replace(options, kv=str(static.get("kv", options.kv)), act=act)
 
 
 def promote(kernel: KernelRecord, model: Model, options: TuneOptions, folder: RunFolder, registry: Registry,

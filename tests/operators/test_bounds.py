@@ -9,7 +9,7 @@ from operator_problems import attention, linear, ratio, rms_norm, rope
 from kforge import operators
 from kforge.core.dtypes import DType, WeightFormat
 from kforge.operators import Distribution, layouts
-from kforge.operators.numerics import narrow, numpy_dtype, quantize_a8, widen
+from kforge.operators.numerics import bf16_activations, narrow, numpy_dtype, quantize_a8, widen
 
 EVERY = list(Distribution)
 _SHOWS_NO_POSITION = (Distribution.EQUAL, Distribution.NAN, Distribution.INFINITE)
@@ -75,15 +75,26 @@ def test_honest_a8_token_kernels_use_less_than_half_of_the_bound(distribution):
     assert ratio(reference["out"], acc * a.d * stored.d[:, 0], DType.F32) < 0.5
 
 
-@pytest.mark.parametrize("act,weight", [("f32", "bf16"), ("f32", "q4_0"), ("a8", "q4_0"), ("a8", "q4_k"),
-                                        ("a8_token", "int8_channel")])
+@pytest.mark.parametrize("distribution", EVERY)
+def test_honest_bf16_kernels_use_less_than_half_of_the_bound(distribution):
+    """In float32 as numpy has it, and in plain ascending order without pairs."""
+    workload = linear("bf16", "bf16", k=2048, n=256, m=16)
+    _, inputs, reference = case(workload, distribution)
+    w, x = bf16_activations(weight_of(workload, inputs).dequantize()), bf16_activations(inputs["x"])
+    for out in (x @ w.T, sequential(x, w)):
+        assert ratio(reference["out"], out, DType.F32) < 0.5
+
+
+@pytest.mark.parametrize("act,weight", [("f32", "bf16"), ("bf16", "bf16"), ("f32", "q4_0"), ("a8", "q4_0"),
+                                        ("a8", "q4_k"), ("a8_token", "int8_channel")])
 def test_every_single_dropped_term_of_linear_is_caught(act, weight):
     """Whichever k a kernel forgets, some output of the NORMAL and of the CANCEL case shows it, by a factor of two."""
     workload = linear(weight, act, k=2048, n=64, m=2)
     for distribution in (Distribution.NORMAL, Distribution.CANCEL):
         _, inputs, reference = case(workload, distribution)
         w = weight_of(workload, inputs).dequantize().astype(np.float64)
-        x = quantize_a8(inputs["x"], act).exact() if act != "f32" else inputs["x"].astype(np.float64)
+        x = bf16_activations(inputs["x"]) if act == "bf16" else inputs["x"]
+        x = quantize_a8(x, act).exact() if act.startswith("a8") else x.astype(np.float64)
         shown = (np.abs(x[:, None] * w[None]) > 2 * reference["out"].bound[:, :, None]).any(axis=(0, 1))
         assert (shown | (x == 0).all(axis=0)).all(), distribution
 

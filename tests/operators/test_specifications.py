@@ -15,7 +15,7 @@ from kforge import operators
 from kforge.core.dtypes import DType, WeightFormat
 from kforge.core.workload import Problem, Workload
 from kforge.operators import Distribution, layouts
-from kforge.operators.numerics import narrow, quantize_a8, widen
+from kforge.operators.numerics import bf16_activations, narrow, quantize_a8, widen
 
 F = np.float32
 
@@ -77,6 +77,14 @@ def linear_by_the_document(workload, inputs):
             for k in range(start, min(start + 128, weight.k)):
                 block = fma(x[:, k, None], w[None, :, k], block)
             acc = acc + block if start else block
+    elif p.str("act") == "bf16":
+        w, x = bf16_activations(weight.dequantize()), bf16_activations(x)
+        for pair in range(0, weight.k, 2):
+            for k in (pair + 1, pair):
+                if k < weight.k:
+                    wide = x[:, k, None].astype(np.float64) * w[None, :, k] + acc
+                    acc = fma(x[:, k, None], w[None, :, k], acc)
+                    acc = np.where(np.abs(wide) < 2.0**-126 - 2.0**-151, np.copysign(F(0), acc), acc)
     elif p.str("act") == "a8_token":
         a = quantize_a8(x, "a8_token")
         sums = a.q.astype(np.int64) @ weight.signed().astype(np.int64).T
@@ -105,7 +113,7 @@ def test_linear_follows_the_document(weight, act, epilogue):
         assert operator.spec(workload, inputs)["out"].tobytes() == linear_by_the_document(workload, inputs).tobytes()
 
 
-@pytest.mark.parametrize("weight,act", [("bf16", "f32"), ("q4_1", "a8"), ("q6_k", "a8"),
+@pytest.mark.parametrize("weight,act", [("bf16", "f32"), ("bf16", "bf16"), ("q4_1", "a8"), ("q6_k", "a8"),
                                         ("int8_channel", "a8_token"), ("int8_channel", "f32")])
 @pytest.mark.parametrize("rows", [16, 64])
 def test_linear_depends_neither_on_the_batch_nor_on_the_panel_height(weight, act, rows):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from linear_running import FEATURES, assert_exact, compiled, problem_of, target_of, template_of
 
+from kforge import operators
 from kforge.core.dtypes import WeightFormat
-from kforge.core.workload import Problem
+from kforge.core.workload import Problem, Workload
+from kforge.native import Arena, Program, Team
+from kforge.operators import layouts
 from kforge.operators.base import Distribution
 
 
@@ -27,13 +30,15 @@ class Case:
     rows: int
     epilogue: str = "none"
     bias: int = 0
+    act: str = ""  # of templates for several
 
     @property
     def problem(self) -> Problem:
-        act = act_of(self.template) or WeightFormat(self.weight).acts[0]
+        act = self.act or act_of(self.template) or WeightFormat(self.weight).acts[0]
         return problem_of(self.weight, self.K, self.N, self.rows, self.epilogue, self.bias, act)
 
 
+WEIGHT_OF = {"a8_token": "int8_channel", "bf16": "bf16"}
 # Each format, epilogue and panel height, ragged N and K.
 CASES = [
     Case("a8_vnni", "q4_0", 96, 100, 32),
@@ -41,6 +46,9 @@ CASES = [
     Case("a8_vnni", "q6_k", 256, 50, 16, "residual"),
     Case("a8_vnni", "mxfp4", 96, 100, 16, "none", 1),
     Case("f32_avx512", "bf16", 330, 70, 32, "residual", 1),
+    Case("bf16_avx512", "bf16", 330, 70, 32, "residual", 1),
+    Case("bf16_avx512", "bf16", 67, 72, 64, "silu_gate"),
+    Case("portable", "bf16", 75, 50, 16, "residual", 1, "bf16"),
     Case("f32_avx512", "q5_k", 512, 72, 32, "silu_gate"),
     Case("a8_avx2", "q8_0", 96, 60, 32, "silu_gate", 1),
     Case("a8_avx2", "q6_k", 256, 50, 16),
@@ -70,6 +78,31 @@ def test_bits_equal_the_order_specification_for_any_tokens_and_threads(case: Cas
                                           (5, 3, Distribution.HEAVY_TAIL), (37, 2, Distribution.CANCEL),
                                           (67, 2, Distribution.NORMAL)]:
         assert_exact(kernel, problem, tokens, threads, distribution)
+
+
+def test_sums_around_the_least_normal_value_are_flushed_as_the_specification_says() -> None:
+    """Weights and activations that meet at 2^-126: denormal operands, results just below, at and above it."""
+    for name in ("bf16_avx512", "portable"):
+        problem = problem_of("bf16", 64, 32, 32, "none", 0, "bf16")
+        if template_of(name).applies(problem, target_of(name)):
+            continue  # portable is never left out
+        kernel, rng = compiled(name, problem), np.random.default_rng(7)
+        stored = layouts.random(WeightFormat.BF16, 32, 64, 1)
+        powers = rng.integers(0, 96, (32, 64)).astype(np.uint16)  # exponents from denormal to 2^-32
+        values = (powers << 7 | rng.integers(0, 2, powers.shape) * rng.integers(0, 128, powers.shape)
+                  | rng.integers(0, 2, powers.shape) << 15).astype(np.uint16)
+        weight = layouts.pack(replace(stored, values=values), layouts.panel_layout(32))
+        x = np.ldexp(rng.choice([-1.5, -1, 1, 1.25], (9, 64)), rng.integers(-149, -20, (9, 64))).astype(np.float32)
+        operator, workload = operators.get("linear"), Workload.of(problem, M=9)
+        wanted = operator.spec(workload, {"x": x, "w": weight})["out"]
+        arena = Arena(1 << 20)
+        tensors = [arena.take(v.shape, v.dtype.type) for v in (x, weight, wanted)]
+        tensors[0][...], tensors[1][...] = x, weight
+        with Program(Team(2)) as program:
+            program.add(kernel, tensors, np.array([9], np.int64), np.array([], np.float64))
+            program.run()
+        assert np.array_equal(tensors[2].view(np.uint32), wanted.view(np.uint32)), name
+        assert (wanted == 0).any() and (np.abs(wanted[wanted != 0]) >= 2.0**-126).all() and (wanted != 0).any()
 
 
 def test_every_format_and_activation_has_a_template_on_any_processor() -> None:
@@ -109,7 +142,7 @@ def test_bits_of_every_format(name: str, weight: WeightFormat) -> None:
 def test_bits_do_not_depend_on_parameters(name: str) -> None:
     template, target = template_of(name), target_of(name)
     act = act_of(name)
-    problem = problem_of("int8_channel" if act == "a8_token" else "q4_0", 160, 96, 32, "silu_gate", 0, act)
+    problem = problem_of(WEIGHT_OF.get(act, "q4_0"), 160, 96, 32, "silu_gate", 0, act)
     skip_unless_it_runs_here(name, problem)
     space = template.space(problem, target)
     for params in space[:: max(1, len(space) // 6)]:

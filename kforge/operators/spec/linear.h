@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <vector>
 
+#include "kforge/bf16_dot.h"
 #include "weight.h"
 
 namespace kf {
 namespace spec {
 
-// By the codes that callers pass. a8: a scale per 32 k; a8_token: one for all k of a token.
-enum class Act { f32, a8, a8_token };
+// By the codes that callers pass. a8: a scale per 32 k; a8_token: one for all k of a token; bf16: pairs, the odd k first.
+enum class Act { f32, a8, a8_token, bf16 };
 
 struct Activations {
     std::vector<int8_t> q;   // [M][K]
@@ -68,6 +69,20 @@ inline void dot_f32(const Tile &w, const float *x, int64_t K, float *acc) {
     }
 }
 
+// One chain over all of K: of each pair the odd k first. Denormal weights count as zeros.
+inline void dot_bf16(const Tile &w, const float *x, int64_t K, float *acc) {
+    for (int l = 0; l < kLanes; ++l) acc[l] = 0.0f;
+    for (int64_t pair = 0; pair < K; pair += 2)
+        for (int64_t k = pair + 1; k >= pair; --k) {
+            if (k >= K) continue;
+            const float x_k = kf::bf16_to_f32(kf::bf16_activation(x[k]));
+            for (int l = 0; l < kLanes; ++l) {
+                const float w_k = kf::bf16_to_f32(kf::bf16_normal(kf::f32_to_bf16(w.value[k * kLanes + l])));
+                acc[l] = kf::bf16_step(x_k, w_k, acc[l]);
+            }
+        }
+}
+
 enum class Gate { none, silu, swiglu_oai };
 
 // Static attributes of a `linear`.
@@ -85,7 +100,7 @@ inline float gated(Gate gate, float g, float up) { return gate == Gate::silu ? s
 inline void linear(const Linear &p, int64_t M, const float *x, const uint8_t *weight, const float *bias, const float *residual,
                    float *out) {
     const Take take = take_of(p.format, p.rows);
-    const bool integers = p.act != Act::f32;
+    const bool integers = p.act == Act::a8 || p.act == Act::a8_token;
     const Activations a = integers ? quantize(x, M, p.K, p.act == Act::a8 ? 32 : p.K) : Activations{};
     const int step = p.format == panel::Format::q6_k ? 16 : 32;
     const bool gate = p.gate != Gate::none;
@@ -95,6 +110,8 @@ inline void linear(const Linear &p, int64_t M, const float *x, const uint8_t *we
             dot_a8_token(tile, a, token, p.K, acc);
         else if (p.act == Act::a8)
             dot_a8(tile, a, token, p.K, step, panel::has_min(p.format), acc);
+        else if (p.act == Act::bf16)
+            dot_bf16(tile, x + token * p.K, p.K, acc);
         else
             dot_f32(tile, x + token * p.K, p.K, acc);
         for (int64_t l = 0; bias && l < count; ++l) acc[l] += bias[first + l];
