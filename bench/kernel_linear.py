@@ -64,9 +64,9 @@ SHAPES = (
     Shape("llama w8a8 gate_up", 16384, 2048, "int8_channel", "silu_gate", "a8_token"),
     Shape("llama w8a8 down", 2048, 8192, "int8_channel", "residual", "a8_token"),
     Shape("llama head", 128256, 2048, "q6_k"), Shape("llama qkv bf16", 3072, 2048, "bf16", act="f32"),
-    Shape("llama qkv bf16 dot", 3072, 2048, "bf16", act="bf16"),
-    Shape("llama gate_up bf16 dot", 16384, 2048, "bf16", "silu_gate", "bf16"),
-    Shape("llama head bf16 dot", 128256, 2048, "bf16", act="bf16"),
+    Shape("llama qkv bf16 dot", 3072, 2048, "bf16", act="bf16_dot"),
+    Shape("llama gate_up bf16 dot", 16384, 2048, "bf16", "silu_gate", "bf16_dot"),
+    Shape("llama head bf16 dot", 128256, 2048, "bf16", act="bf16_dot"),
 )
 
 
@@ -96,7 +96,7 @@ def packed(shape: Shape, problem: Problem) -> np.ndarray:
 
 def kernel_of(problem: Problem, target: Target, given: dict[str, Attr]) -> tuple[Kernel, str]:
     """The first applicable template, widest vectors first, built with its defaults but for ``given``."""
-    order = ("a8_vnni", "a8_token_vnni", "bf16_avx512", "f32_avx512", "a8_avx2", "a8_token_avx2", "f32_avx2",
+    order = ("a8_vnni", "a8_token_vnni", "bf16_dot_avx512", "f32_avx512", "a8_avx2", "a8_token_avx2", "f32_avx2",
              "portable")
     found = {t.path.rsplit("/", 1)[1].split(".")[0]: t for t in templates.load("linear")}
     name = next(n for n in order if found[n].applies(problem, target) is None)

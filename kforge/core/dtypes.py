@@ -53,14 +53,14 @@ class WeightFormat(StrEnum):
     def acts(self) -> tuple[str, ...]:
         """Activations that a product with it is defined for: int8 ones first, where there are any."""
         if not self.quantized:
-            return ("f32", "bf16") if self is WeightFormat.BF16 else ("f32",)
+            return ("f32", "bf16_dot") if self is WeightFormat.BF16 else ("f32",)
         return ("a8_token" if self.traits.row_scale else "a8", "f32")
 
     def act(self, wanted: str) -> str:
         """The activations that ``wanted`` means for it: a user's "a8" (int8 with integers, else f32), "bf16" (the same,
         but bf16 with bf16) or "f32"."""
-        if wanted == "bf16" and "bf16" in self.acts:
-            return "bf16"
+        if wanted == "bf16" and "bf16_dot" in self.acts:
+            return "bf16_dot"
         return "f32" if wanted == "f32" else self.acts[0]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-ACTS = ("f32", "a8", "a8_token", "bf16")  # by the order specification's codes
+ACTS = ("f32", "a8", "a8_token", "bf16_dot")  # by the order specification's codes
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Linear(Operator):
 
     Bound. With d_w, u and m the weight's parts, ``scale = sum_k |x| (|d_w (u - offset)| + |m|) + |bias|``; for ``a8``
     x is the *quantised* activation, which the reference takes over to the bit, so that only accumulation is in the
-    bound; for ``a8_token``, whose group is all of K, likewise; for ``bf16`` x and w are bf16 values without denormals,
+    bound; for ``a8_token``, whose group is all of K, likewise; for ``bf16_dot`` x and w are bf16 without denormals,
     taken over likewise, and as sums below 2^-126 are flushed, each of K steps may lose that much. The sum has as many
-    terms as a row of x has non-zero values (f32, bf16) or, as integer dot products are exact, two for each group with a
+    terms as a row of x has non-zero values (floats) or, as integer dot products are exact, two for each group with a
     non-zero integer (a8, a8_token; q6_k: four): ``n`` below. A few further roundings (of the weight, of the integer
     sum, of d_w d_a, of the bias) are in the constant of ``sum_error``. Of what underflows, f32 loses K products; int8
     activations lose d_w d_a, an error that the integers multiply, 127 times the largest code for each k:
@@ -147,7 +147,7 @@ class Linear(Operator):
 
 def peak_of(act: str) -> str:
     """The target's peak that products with such activations are held against."""
-    return {"f32": "fp32_fma", "bf16": "bf16_dot"}.get(act, "int8_dot")
+    return {"f32": "fp32_fma", "bf16_dot": "bf16_dot"}.get(act, "int8_dot")
 
 
 def require_act(problem: Problem, format: WeightFormat, act: str) -> None:

@@ -88,7 +88,7 @@ def narrow(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def bf16_activations(x: np.ndarray) -> np.ndarray:
-    """float32: ``x`` rounded as the variant ``bf16`` declares, to the nearest bf16, denormals to the zero of their
+    """float32: ``x`` rounded as the variant ``bf16_dot`` declares, to the nearest bf16, denormals to the zero of their
     sign."""
     import numpy as np
 

@@ -42,11 +42,11 @@ def sums(x: np.ndarray, weight: QuantizedWeight, *, act: str, bias: np.ndarray |
     import numpy as np
 
     traits, k = weight.format.traits, weight.k
-    if act == "bf16":
+    if act == "bf16_dot":
         x = numerics.bf16_activations(x)
-    wide, lost = x.astype(np.float64), k * numerics.FLUSHED if act == "bf16" else k
+    wide, lost = x.astype(np.float64), k * numerics.FLUSHED if act == "bf16_dot" else k
     terms = (wide != 0).sum(axis=1, keepdims=True)
-    if act not in ("f32", "bf16"):
+    if act not in ("f32", "bf16_dot"):
         quantized = numerics.quantize_a8(x, act)
         wide, lost = quantized.exact(), 127 * k << traits.bits
         groups = quantized.q.reshape(*quantized.d.shape, -1).any(axis=2).sum(axis=1, keepdims=True)
@@ -109,13 +109,13 @@ class _WideWeight:
 
     @classmethod
     def of(cls, weight: QuantizedWeight, act: str) -> _WideWeight:
-        """``act`` bf16 takes denormal weights for zero."""
+        """``act`` bf16_dot takes denormal weights for zero."""
         import numpy as np
 
         traits = weight.format.traits
         if not weight.format.quantized:
             exact = weight.dequantize().astype(np.float64)
-            if act == "bf16":
+            if act == "bf16_dot":
                 exact[np.abs(exact) < numerics.LEAST_NORMAL] = 0
             return cls(exact, np.abs(exact).astype(np.float32))
         signed = weight.signed().reshape(weight.n, -1, traits.group).astype(np.float64)

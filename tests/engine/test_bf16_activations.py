@@ -19,7 +19,7 @@ TOKENS = np.random.default_rng(1).integers(0, 1000, 120).tolist()
 
 
 def test_what_each_choice_means() -> None:
-    wanted = {"a8": ("f32", "a8", "a8_token", "f32"), "bf16": ("bf16", "a8", "a8_token", "f32"),
+    wanted = {"a8": ("f32", "a8", "a8_token", "f32"), "bf16": ("bf16_dot", "a8", "a8_token", "f32"),
               "f32": ("f32", "f32", "f32", "f32")}
     formats = (WeightFormat.BF16, WeightFormat.Q4_0, WeightFormat.INT8_CHANNEL, WeightFormat.F16)
     assert {act: tuple(f.act(act) for f in formats) for act in wanted} == wanted
@@ -45,4 +45,4 @@ def test_it_is_exact_and_near_float_activations(format: str, tmp_path: Path, ker
     assert [done.tokens for done in engine.generate(prompts, params)] == alone
     used = {use.problem.split("act=")[1].split(",")[0] for use in engine.kernels_used() if "act=" in use.problem}
     engine.close()
-    assert used == ({"bf16"} if format == "bf16" else {"a8_token", "bf16"})
+    assert used == ({"bf16_dot"} if format == "bf16" else {"a8_token", "bf16_dot"})

@@ -78,14 +78,14 @@ def test_honest_a8_token_kernels_use_less_than_half_of_the_bound(distribution):
 @pytest.mark.parametrize("distribution", EVERY)
 def test_honest_bf16_kernels_use_less_than_half_of_the_bound(distribution):
     """In float32 as numpy has it, and in plain ascending order without pairs."""
-    workload = linear("bf16", "bf16", k=2048, n=256, m=16)
+    workload = linear("bf16", "bf16_dot", k=2048, n=256, m=16)
     _, inputs, reference = case(workload, distribution)
     w, x = bf16_activations(weight_of(workload, inputs).dequantize()), bf16_activations(inputs["x"])
     for out in (x @ w.T, sequential(x, w)):
         assert ratio(reference["out"], out, DType.F32) < 0.5
 
 
-@pytest.mark.parametrize("act,weight", [("f32", "bf16"), ("bf16", "bf16"), ("f32", "q4_0"), ("a8", "q4_0"),
+@pytest.mark.parametrize("act,weight", [("f32", "bf16"), ("bf16_dot", "bf16"), ("f32", "q4_0"), ("a8", "q4_0"),
                                         ("a8", "q4_k"), ("a8_token", "int8_channel")])
 def test_every_single_dropped_term_of_linear_is_caught(act, weight):
     """Whichever k a kernel forgets, some output of the NORMAL and of the CANCEL case shows it, by a factor of two."""
@@ -93,7 +93,7 @@ def test_every_single_dropped_term_of_linear_is_caught(act, weight):
     for distribution in (Distribution.NORMAL, Distribution.CANCEL):
         _, inputs, reference = case(workload, distribution)
         w = weight_of(workload, inputs).dequantize().astype(np.float64)
-        x = bf16_activations(inputs["x"]) if act == "bf16" else inputs["x"]
+        x = bf16_activations(inputs["x"]) if act == "bf16_dot" else inputs["x"]
         x = quantize_a8(x, act).exact() if act.startswith("a8") else x.astype(np.float64)
         shown = (np.abs(x[:, None] * w[None]) > 2 * reference["out"].bound[:, :, None]).any(axis=(0, 1))
         assert (shown | (x == 0).all(axis=0)).all(), distribution

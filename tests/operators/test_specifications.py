@@ -77,7 +77,7 @@ def linear_by_the_document(workload, inputs):
             for k in range(start, min(start + 128, weight.k)):
                 block = fma(x[:, k, None], w[None, :, k], block)
             acc = acc + block if start else block
-    elif p.str("act") == "bf16":
+    elif p.str("act") == "bf16_dot":
         w, x = bf16_activations(weight.dequantize()), bf16_activations(x)
         for pair in range(0, weight.k, 2):
             for k in (pair + 1, pair):
@@ -113,7 +113,7 @@ def test_linear_follows_the_document(weight, act, epilogue):
         assert operator.spec(workload, inputs)["out"].tobytes() == linear_by_the_document(workload, inputs).tobytes()
 
 
-@pytest.mark.parametrize("weight,act", [("bf16", "f32"), ("bf16", "bf16"), ("q4_1", "a8"), ("q6_k", "a8"),
+@pytest.mark.parametrize("weight,act", [("bf16", "f32"), ("bf16", "bf16_dot"), ("q4_1", "a8"), ("q6_k", "a8"),
                                         ("int8_channel", "a8_token"), ("int8_channel", "f32")])
 @pytest.mark.parametrize("rows", [16, 64])
 def test_linear_depends_neither_on_the_batch_nor_on_the_panel_height(weight, act, rows):

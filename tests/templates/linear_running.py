@@ -24,7 +24,7 @@ FEATURES: dict[str, tuple[str, ...] | None] = {
     "f32_avx512": None,
     "a8_avx2": ("avx", "avx2", "f16c", "fma", "pni", "sse4_1", "sse4_2", "ssse3"),
     "f32_avx2": ("avx", "avx2", "f16c", "fma", "pni", "sse4_1", "sse4_2", "ssse3"),
-    "bf16_avx512": None,
+    "bf16_dot_avx512": None,
     "a8_token_vnni": None,
     "a8_token_avx2": ("avx", "avx2", "f16c", "fma", "pni", "sse4_1", "sse4_2", "ssse3"),
     "portable": (),

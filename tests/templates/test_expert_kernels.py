@@ -14,8 +14,8 @@ from kforge.operators.base import Distribution
 from kforge.operators.experts import grouped
 
 ISA_OF = {"a8_vnni": "host", "f32_avx512": "host", "a8_avx2": "avx2", "f32_avx2": "avx2", "portable": "plain",
-          "a8_token_vnni": "host", "a8_token_avx2": "avx2", "bf16_avx512": "host"}
-WEIGHT_OF = {"a8_token": "int8_channel", "bf16": "bf16"}
+          "a8_token_vnni": "host", "a8_token_avx2": "avx2", "bf16_dot_avx512": "host"}
+WEIGHT_OF = {"a8_token": "int8_channel", "bf16_dot": "bf16"}
 
 
 def experts_problem(weight: str, act: str, epilogue: str, source: str, *, bias: int = 1, rows: int = 32, e: int = 6,
@@ -33,8 +33,8 @@ MORE = [("a8_vnni", experts_problem("q6_k", "a8", "silu_gate", "slot", bias=0, r
         ("f32_avx2", experts_problem("mxfp4", "f32", "swiglu_oai", "token")),
         ("f32_avx2", experts_problem("f16", "f32", "none", "slot", width=75)),
         ("portable", experts_problem("bf16", "f32", "swiglu_oai", "slot", width=75)),
-        ("bf16_avx512", experts_problem("bf16", "bf16", "swiglu_oai", "token", width=75)),
-        ("portable", experts_problem("bf16", "bf16", "silu_gate", "slot", width=75)),
+        ("bf16_dot_avx512", experts_problem("bf16", "bf16_dot", "swiglu_oai", "token", width=75)),
+        ("portable", experts_problem("bf16", "bf16_dot", "silu_gate", "slot", width=75)),
         ("a8_avx2", experts_problem("q8_0", "a8", "silu_gate", "token")),
         ("a8_token_vnni", experts_problem("int8_channel", "a8_token", "silu_gate", "token")),
         ("a8_token_avx2", experts_problem("int8_channel", "a8_token", "none", "slot", rows=16)),

@@ -38,7 +38,7 @@ class Case:
         return problem_of(self.weight, self.K, self.N, self.rows, self.epilogue, self.bias, act)
 
 
-WEIGHT_OF = {"a8_token": "int8_channel", "bf16": "bf16"}
+WEIGHT_OF = {"a8_token": "int8_channel", "bf16_dot": "bf16"}
 # Each format, epilogue and panel height, ragged N and K.
 CASES = [
     Case("a8_vnni", "q4_0", 96, 100, 32),
@@ -46,9 +46,9 @@ CASES = [
     Case("a8_vnni", "q6_k", 256, 50, 16, "residual"),
     Case("a8_vnni", "mxfp4", 96, 100, 16, "none", 1),
     Case("f32_avx512", "bf16", 330, 70, 32, "residual", 1),
-    Case("bf16_avx512", "bf16", 330, 70, 32, "residual", 1),
-    Case("bf16_avx512", "bf16", 67, 72, 64, "silu_gate"),
-    Case("portable", "bf16", 75, 50, 16, "residual", 1, "bf16"),
+    Case("bf16_dot_avx512", "bf16", 330, 70, 32, "residual", 1),
+    Case("bf16_dot_avx512", "bf16", 67, 72, 64, "silu_gate"),
+    Case("portable", "bf16", 75, 50, 16, "residual", 1, "bf16_dot"),
     Case("f32_avx512", "q5_k", 512, 72, 32, "silu_gate"),
     Case("a8_avx2", "q8_0", 96, 60, 32, "silu_gate", 1),
     Case("a8_avx2", "q6_k", 256, 50, 16),
@@ -82,8 +82,8 @@ def test_bits_equal_the_order_specification_for_any_tokens_and_threads(case: Cas
 
 def test_sums_around_the_least_normal_value_are_flushed_as_the_specification_says() -> None:
     """Weights and activations that meet at 2^-126: denormal operands, results just below, at and above it."""
-    for name in ("bf16_avx512", "portable"):
-        problem = problem_of("bf16", 64, 32, 32, "none", 0, "bf16")
+    for name in ("bf16_dot_avx512", "portable"):
+        problem = problem_of("bf16", 64, 32, 32, "none", 0, "bf16_dot")
         if template_of(name).applies(problem, target_of(name)):
             continue  # portable is never left out
         kernel, rng = compiled(name, problem), np.random.default_rng(7)

@@ -11,8 +11,8 @@
 namespace kf {
 namespace spec {
 
-// By the codes that callers pass. a8: a scale per 32 k; a8_token: one for all k of a token; bf16: pairs, the odd k first.
-enum class Act { f32, a8, a8_token, bf16 };
+// By the codes that callers pass. a8: a scale per 32 k; a8_token: one for all k of a token; bf16_dot: pairs, the odd k first.
+enum class Act { f32, a8, a8_token, bf16_dot };
 
 struct Activations {
     std::vector<int8_t> q;   // [M][K]
@@ -110,7 +110,7 @@ inline void linear(const Linear &p, int64_t M, const float *x, const uint8_t *we
             dot_a8_token(tile, a, token, p.K, acc);
         else if (p.act == Act::a8)
             dot_a8(tile, a, token, p.K, step, panel::has_min(p.format), acc);
-        else if (p.act == Act::bf16)
+        else if (p.act == Act::bf16_dot)
             dot_bf16(tile, x + token * p.K, p.K, acc);
         else
             dot_f32(tile, x + token * p.K, p.K, acc);

@@ -1,4 +1,4 @@
-/* The arithmetic of the activation variant bf16, as processors' dot products of bf16 pairs have it (Intel SDM, VDPBF16PS: two
+/* The arithmetic of the activation variant bf16_dot, as processors' dot products of bf16 pairs have it (Intel SDM, VDPBF16PS: two
  * multiply-adds, each rounded to nearest even, with denormal operands taken for zero and denormal results flushed to it).
  * Checked against AMD Zen 4, too. A product of two bf16 values is exact in float32 but for its range, so a step is one FMA. */
 #ifndef KFORGE_BF16_DOT_H
