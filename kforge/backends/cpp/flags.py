@@ -23,6 +23,8 @@ _COMMON = (
 )
 _GCC = ("-fno-tree-loop-distribute-patterns",)
 _X86 = ("-fcf-protection=none",)
+# Atomics are instructions, not calls of a library; return addresses are not signed.
+_ARM = ("-mno-outline-atomics", "-mbranch-protection=none")
 
 
 def flags(target: Target, compiler_name: str) -> tuple[str, ...]:
@@ -32,6 +34,10 @@ def flags(target: Target, compiler_name: str) -> tuple[str, ...]:
         parts += _GCC
     if target.arch == "x86_64":
         parts += _X86
+    if target.arch == "aarch64":
+        parts += _ARM
+    if target.arch != platform.machine() and compiler_name == "clang++":
+        parts.append(f"--target={target.arch}-linux-gnu")
     if is_host(target):
         parts.append("-mtune=native")
     return tuple(parts)
