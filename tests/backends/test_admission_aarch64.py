@@ -33,7 +33,7 @@ def refusal(*words: int, entries: tuple[int, ...] = (0x1000,)) -> str:
     (0xD61F0020, "an indirect jump"), (0xD63F0020, "an indirect call"), (0xD65F0020, "an indirect jump"),  # ret x1
     (0xD69F03E0, "an indirect jump"), (0xD65F0BFF, "an indirect jump"), (0xD71F0801, "an indirect jump"),
     (0xD503233F, "a system instruction"), (0xD503207F, "a system instruction"), (0xD503205F, "a system instruction"),
-    (0xD50B7420, "a system register"), (0xD50B7520, "a system register"), (0xD503477F, "a system instruction"),
+    (0xD50B7420, "a system instruction"), (0xD50B7520, "a system instruction"), (0xD503477F, "a system instruction"),
     (0xDAC10020, "pointer authentication"), (0xF8200400, "pointer authentication"), (0x9ADF1000, "memory tags"),
     (0xD9200800, "memory tags"), (0x04200000, "SVE"), (0x04BF5000, "SVE"), (0xFFFFFFFF, "no instruction"),
     (0x80000000, "no instruction|unknown extension"), (0x54000010, "unknown extension"),  # bc.eq

@@ -150,6 +150,10 @@ KF_INLINE uint16_t f32_to_f16_portable(float x) {
 KF_INLINE float f16_to_f32(uint16_t h) {
 #if defined(__F16C__)
     return _cvtsh_ss(h);
+#elif defined(__aarch64__)
+    __fp16 x; /* one instruction, to nearest even and with denormals, as FPCR says at its default */
+    __builtin_memcpy(&x, &h, sizeof x);
+    return static_cast<float>(x);
 #else
     return f16_to_f32_portable(h);
 #endif
@@ -158,6 +162,11 @@ KF_INLINE float f16_to_f32(uint16_t h) {
 KF_INLINE uint16_t f32_to_f16(float x) {
 #if defined(__F16C__)
     return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    const __fp16 y = static_cast<__fp16>(x);
+    uint16_t h;
+    __builtin_memcpy(&h, &y, sizeof h);
+    return h;
 #else
     return f32_to_f16_portable(x);
 #endif
