@@ -12,9 +12,11 @@ from kforge.core.kernel import KernelState, Tier
 from kforge.core.trial import TrialState
 from kforge.models import load
 from kforge.models.synth import synth
+from kforge.native.compilers import find_compilers
 from kforge.registry.ask import ask
 from kforge.registry.database import Registry
-from kforge.targets import host, load_target
+from kforge.targets import load_target
+from kforge.targets.cpu import read_cpu
 from kforge.tuner import offline
 from kforge.tuner.journal import Event, RunFolder
 from kforge.tuner.offline import KEPT, require_offline, tune_offline
@@ -33,7 +35,9 @@ pytestmark = pytest.mark.slow
 def elsewhere(tmp_path, monkeypatch):
     """A processor like this one with more cores: another target, whose kernels this machine can check."""
     monkeypatch.setenv("KFORGE_HOME", str(tmp_path / "home"))
-    return dataclasses.replace(host(quick=True), name="elsewhere", model="a larger one", cores=48)
+    here = read_cpu()
+    return dataclasses.replace(load_target("zen4"), name="elsewhere", model="a larger one", arch=here.arch,
+                               features=here.features, compilers=find_compilers())
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def model(tmp_path):
 
 
 def options(**changes) -> TuneOptions:
-    given = {"model": "tiny", "budget_seconds": 120.0, "batches": (1,), "context": 32, "prefill": 32, "only": "silu_mul",
+    given = {"model": "tiny", "budget_seconds": 120.0, "batches": (1,), "context": 32, "prefill": 32, "only": "rms_norm",
              "offline": True, "target": "elsewhere"}
     return TuneOptions(**{**given, **changes})
 
@@ -99,7 +103,7 @@ def test_a_wrong_kernel_is_a_failed_trial_and_is_not_kept(tmp_path, elsewhere, m
 
     def wrong(backend, candidate, *rest, **more):
         # What the kernel writes is spoilt in its source, so that the real check finds it.
-        broken = dataclasses.replace(candidate, source=candidate.source.replace("kf::silu(", "1.0f + kf::silu("))
+        broken = dataclasses.replace(candidate, source=candidate.source.replace("mul(mul(load(", "add(mul(load("))
         found = real(backend, broken, *rest, **more)
         assert isinstance(found, Failure)
         assert found.kind in (FailureClass.INEXACT, FailureClass.INCORRECT)
