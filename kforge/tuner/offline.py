@@ -202,7 +202,7 @@ class _Offline:
         waiting = self._order(space)
         with ThreadPoolExecutor(max_workers=self._workers) as pool:
             while waiting and (not found or time.monotonic() < until):
-                batch, waiting = waiting[: 2 * self._workers], waiting[2 * self._workers :]
+                batch, waiting = waiting[: self._workers], waiting[self._workers :]
                 made = [m for m in (self._render(space, point) for point in batch) if m is not None]
                 artifacts = pool.map(lambda c: self._backends[c.backend].build(c, self._target), [c for _, c in made])
                 for (point, candidate), artifact in zip(made, artifacts, strict=True):

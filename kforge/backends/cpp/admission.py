@@ -9,7 +9,7 @@ import platform
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kforge.backends.cpp import elf
+from kforge.backends.cpp import code, code_aarch64, elf
 from kforge.backends.cpp.elf import Refused
 from kforge.backends.cpp.facts import CodeFacts
 from kforge.core.image import Image
@@ -39,12 +39,9 @@ def examine(data: bytes, machine: str = "") -> Admitted | Failure:
         layout = elf.read(data)
         if layout.machine != wanted:
             raise Refused(f"it is for {layout.machine}, not {wanted}")
-        if layout.machine == "aarch64":
-            from kforge.backends.cpp import code_aarch64 as code
-        else:
-            from kforge.backends.cpp import code
         entries = (layout.entry, *([layout.scratch_entry] if layout.scratch_entry >= 0 else []))
-        facts = code.sweep(layout.segments, entries)
+        sweep = code_aarch64.sweep if layout.machine == "aarch64" else code.sweep
+        facts = sweep(layout.segments, entries)
     except Refused as refused:
         return Failure(FailureClass.ADMISSION, f"not admitted: {refused}")
     return Admitted(Image(layout.entry, layout.scratch_entry, layout.segments, layout.relocations), facts)
