@@ -24,7 +24,9 @@ Name = Annotated[str, typer.Argument(help="Number, or the beginning of a candida
 @app.command("list")
 def list_kernels(
     operator: Annotated[str, typer.Option(help="Only this operator.")] = "",
-    state: Annotated[str, typer.Option(help="Only this state: accepted, promoted, retired or quarantined.")] = "",
+    state: Annotated[
+        str, typer.Option(help="Only this state: checked, accepted, promoted, retired or quarantined.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Every kernel with its state and gain."""
@@ -46,9 +48,8 @@ def list_kernels(
                            title=counted(len(found), "kernel"))
     table.caption = "gain: over the default kernel, as judged"
     for k in found:
-        table.add_row(
-            str(k.id), k.state, k.problem.key, k.bucket_key, k.target_name, f"{100 * k.gain:+.1f} %", k.candidate_hash
-        )
+        gain = "not timed" if k.state is KernelState.CHECKED else f"{100 * k.gain:+.1f} %"
+        table.add_row(str(k.id), k.state, k.problem.key, k.bucket_key, k.target_name, gain, k.candidate_hash)
     tables.show(table)
 
 
@@ -168,7 +169,7 @@ def promote(
 
 @app.command()
 def gc(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False) -> None:
-    """Remove files that no accepted or promoted kernel names."""
+    """Remove files that no checked, accepted or promoted kernel names."""
     from kforge.core.words import counted
     from kforge.registry.database import Registry
     from kforge.registry.maintenance import collect
@@ -202,6 +203,8 @@ def _told(k: KernelRecord) -> dict[str, str]:
     """Its facts for a reader. What was judged stands before what the search timed, which only ranked."""
     document = {name: value for name, value in _document(k).items() if name not in _FIGURES}
     facts = {name: _words(value) for name, value in document.items()}
+    if k.state is KernelState.CHECKED:
+        return {**facts, "figures": "none: built and checked without its device, so nothing was timed"}
     facts["gain"] = (
         f"{100 * k.gain:+.1f} % over the default, at least {100 * k.gain_lower:+.1f} %: judged in interleaved pairs, "
         "the figure that counts"

@@ -58,7 +58,7 @@ def _came_to(row: dict[str, Any]) -> str:
     parts = [
         "finished" if row["finished"] else "unfinished",
         f"{counted(row['trials'], 'trial')} ({row['failed']} failed)",
-        f"{row['accepted']} accepted",
+        f"{row['checked']} built and checked, none timed" if row["offline"] else f"{row['accepted']} accepted",
     ]
     tuned = [f"{r['setting']} {r['ratio']:.2f}x" for r in row["rates"] if r["kernels"] == "tuned" and r["ratio"]]
     serving = row["serving"]
@@ -204,6 +204,8 @@ def _brief(view: RunView) -> dict[str, Any]:
         "failed": sum(view.failures.values()),
         "judged": len(view.judged),
         "accepted": view.accepted,
+        "checked": view.checked,
+        "offline": view.offline,
         "unmeasured": unmeasured(view) or None,
         "serving": None if view.serving is None else {
             **vars(view.serving), "defaults_only": view.serving.defaults_only, "text": view.serving.text

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kforge.tuner.journal import RunFolder
+    from kforge.tuner.offline import OfflineResult
     from kforge.tuner.options import TuneOptions
     from kforge.tuner.tune import TuneResult
 
@@ -34,7 +35,14 @@ def tune(
     model: Annotated[
         str, typer.Argument(help="A model's name, a GGUF file, a safetensors folder, or an imported operator.")
     ] = "smollm2-135m",
-    target: Annotated[str, typer.Option(help="Only the host can be measured.")] = "host",
+    target: Annotated[
+        str, typer.Option(help="What to tune for (kforge target list). Only the host can be timed; others: --offline.")
+    ] = "host",
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Without the target's device: build, look at and check candidates, time none, "
+                     "and keep the few predicted fastest for when it appears."),
+    ] = False,
     budget: Annotated[
         str,
         typer.Option(
@@ -90,15 +98,19 @@ def tune(
     from kforge.registry.database import Registry
     from kforge.targets.files import load_target
     from kforge.tuner.journal import Event, RunFolder
+    from kforge.tuner.offline import OfflineResult
     from kforge.tuner.options import TuneOptions
     from kforge.tuner.tune_operator import imported
 
-    if target != "host":
-        raise KforgeError(f"target {target} is not this machine: kernels can only be timed on the host (--target host)")
+    if target != "host" and not offline and not resume:
+        raise KforgeError(f"target {target} is not this machine, and kernels are timed on the host only (--target "
+                          "host); to build and check for it without timing, add --offline")
+    if offline and agent:
+        raise KforgeError("--offline times nothing, so there is nothing that --agent's models could learn from")
     default_compiler()  # says what is missing or too old
     if not resume:  # a resumed run may have been told in its first life
         require(proven(), trust_candidates)
-    hardware = load_target("host")
+    hardware = load_target(target)
     try:
         shared = Turn(turn) if turn else None
     except OSError as error:
@@ -114,6 +126,7 @@ def tune(
             if trust_candidates:
                 options = dataclasses.replace(options, trust_candidates=True)
             asked = Agent.of(options)
+            hardware = load_target(options.target)
             run_tune = _prepared(options)
         else:
             alone = imported(model) is not None
@@ -140,6 +153,8 @@ def tune(
                 max_usd=max_usd,
                 max_tokens=max_tokens,
                 max_calls=max_calls,
+                target=target,
+                offline=offline,
             )
             asked = Agent.of(options)
             run_tune = _prepared(options)  # says what is impossible before there is a run
@@ -159,7 +174,11 @@ def tune(
             finally:
                 if not resume and not folder.measured:
                     folder.discard()
-    if as_json:
+    if isinstance(result, OfflineResult):
+        from kforge.cli.tune_offline import show
+
+        show(result, folder.path, as_json)
+    elif as_json:
         from kforge.cli.run_document import tuned_document
 
         print(json.dumps(tuned_document(result, folder.path), indent=1))
@@ -182,10 +201,12 @@ def _require_subject(name: str) -> None:
                           f"{near(name, known)}; known are {', '.join(known)}")
 
 
-def _prepared(options: TuneOptions) -> Callable[..., TuneResult]:
+def _prepared(options: TuneOptions) -> Callable[..., TuneResult | OfflineResult]:
     """What tunes the model or operator of the options. Raises KforgeError for what cannot be."""
     from functools import partial
 
+    if options.offline and options.operator:
+        raise KforgeError(f"{options.operator} is an imported operator: --offline is for models")
     if options.operator:
         from kforge.tuner.tune_operator import imported, operator_task, tune_operator
 
@@ -200,6 +221,10 @@ def _prepared(options: TuneOptions) -> Callable[..., TuneResult]:
 
     model = load(options.model)
     step_rows(model, options)
+    if options.offline:
+        from kforge.cli.tune_offline import prepared
+
+        return prepared(model, options)
     return partial(tune_model, model)
 
 

@@ -53,13 +53,15 @@ def told(news: News) -> str:
     """One trial in one line."""
     if news.failure:
         outcome = news.failure
+    elif news.checked:
+        outcome = f"right, checked by {news.checked}, not timed"
     elif news.seconds is None:
         outcome = "cut early"
     else:
         outcome = f"{1e6 * news.seconds:.1f} us"
-    best = f"best {1e6 * news.best:.1f} us" if news.best else ""
+    best = f", best {1e6 * news.best:.1f} us" if news.best else ""
     share = f" ({100 * news.limit / news.best:.0f} % of the limit{_doubt(news)})" if news.best and news.limit else ""
-    return f"{news.task} {news.bucket}: {outcome}, {best}{share}"
+    return f"{news.task} {news.bucket}: {outcome}{best}{share}"
 
 
 def _doubt(news: News) -> str:

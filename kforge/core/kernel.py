@@ -13,6 +13,7 @@ from kforge.core.workload import Attr, Problem
 class KernelState(StrEnum):
     """The last event of a kernel's history decides. Only ``promoted`` kernels are served."""
 
+    CHECKED = "checked"  # built and found right without its device, never timed: first in line when one appears
     ACCEPTED = "accepted"  # the judge's verdict; not yet proven in the engine
     PROMOTED = "promoted"  # the engine is not slower with it and gives the same tokens
     RETIRED = "retired"  # replaced by a better one
@@ -24,7 +25,7 @@ class KernelRecord:
     """One kernel at one bucket of one target.
 
     ``gain`` is the judge's, from interleaved pairs. The seconds per call are the search's, each timed at its own
-    moment: they rank, and their ratio is not the gain.
+    moment: they rank, and their ratio is not the gain. Of a kernel that was only checked all of these are 0.
     """
 
     candidate_hash: str

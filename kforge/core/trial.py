@@ -110,9 +110,21 @@ class Timing:
     calls_per_batch: int
 
 
+class TrialState(StrEnum):
+    """How far a trial came."""
+
+    FAILED = "failed"
+    CHECKED = "checked"  # built, checked, not timed: its device is not here
+    TIMED = "timed"
+
+
 @dataclass(frozen=True)
 class Trial:
-    """One candidate taken through the harness at one workload."""
+    """One candidate taken through the harness at one workload.
+
+    ``checked`` says where it was found right when that was not on its device ("qemu", "interpreter", ...): such a trial
+    has no timing, and ``predicted_seconds``, a cost model's, is none.
+    """
 
     candidate_hash: str
     workload: str  # Workload.key
@@ -125,10 +137,18 @@ class Trial:
     roofline_seconds: float = 0.0  # what the target's measured limits allow, in the same minute
     build_seconds: float = 0.0
     processes: int = 0
+    checked: str = ""
+    predicted_seconds: float = 0.0  # 0: no model says
 
     @property
     def ok(self) -> bool:
         return self.failure is None and self.timing is not None
+
+    @property
+    def state(self) -> TrialState:
+        if self.failure is not None or not (self.timing or self.checked):
+            return TrialState.FAILED
+        return TrialState.TIMED if self.timing else TrialState.CHECKED
 
 
 class RejectReason(StrEnum):

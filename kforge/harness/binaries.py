@@ -8,7 +8,9 @@ import ctypes
 import functools
 from pathlib import Path
 
+from kforge.core.errors import KforgeError
 from kforge.native.build import build_library, build_program, executor_sources, source_dir
+from kforge.native.compilers import find_cross
 
 _HERE = Path(__file__).resolve().parent
 
@@ -20,6 +22,18 @@ def runner() -> Path:
 
 
 @functools.cache
+def emulated_child(arch: str) -> Path:
+    """Path of ``kforge-child``, one candidate's process without a zygote, for an emulator of ``arch``: linked with all
+    that it needs. Raises KforgeError when there is no cross compiler with a C++ library.
+    """
+    compiler = next((c for c in find_cross(arch) if c.name == "g++"), None)
+    if compiler is None:
+        raise KforgeError(f"no g++ for {arch} is installed: install g++-{arch}-linux-gnu")
+    sources = [_HERE / "emulated.cc", *executor_sources()]
+    return build_program(f"kforge-child-{arch}", sources, ("-static",), [source_dir()], compiler)
+
+
+@functools.cache
 def sleepless() -> Path:
     """Path of ``kforge-awake``."""
     return build_program("kforge-awake", [_HERE / "awake.cc"])
@@ -27,10 +41,14 @@ def sleepless() -> Path:
 
 @functools.cache
 def clock() -> ctypes.CDLL:
-    """``kf_harness_call`` and ``kf_harness_wait_start`` of ``clock.cc``; calls release the interpreter's lock."""
+    """``kf_harness_call``, ``kf_harness_bury`` and ``kf_harness_wait_start`` of ``clock.cc``; calls release the
+    interpreter's lock.
+    """
     library = ctypes.CDLL(str(build_library("kforge_clock", [_HERE / "clock.cc"])))
     library.kf_harness_call.restype = ctypes.c_int64
     library.kf_harness_call.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64]
+    library.kf_harness_bury.restype = None
+    library.kf_harness_bury.argtypes = [ctypes.c_void_p]
     library.kf_harness_wait_start.restype = ctypes.c_int32
     library.kf_harness_wait_start.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     return library

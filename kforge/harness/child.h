@@ -39,6 +39,7 @@ struct ChildPlan {
         bool writable;
     };
     std::vector<Slot> slots;
+    bool guarded = false;  // whoever started it dies with the parent: the first process of a namespace has no other
 };
 
 // Exit statuses of a child; control.py knows them.
@@ -191,7 +192,7 @@ inline std::vector<char> read_all(int file) {
     const int64_t held = enter(plan.cpu_seconds);
     if (const char *lost = missing(held | layer_filter, plan.needed)) refuse(control, jail_exit, lost);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);  // after the change of user, which clears it
-    if (getppid() == 1) _exit(jail_exit);
+    if (getppid() == 1 && !plan.guarded) _exit(jail_exit);
 
     Executor executor(plan.cpus, stacks);
     if (plan.attempt < 0) {

@@ -9,6 +9,7 @@ from kforge.core.target import Target
 from kforge.core.trial import Candidate, Failure, NumericsClass
 from kforge.core.workload import Workload
 from kforge.harness.cases import Answers, plan_cases
+from kforge.harness.cases import operations as count
 from kforge.harness.check import check
 from kforge.operators import get
 
@@ -26,9 +27,9 @@ class CheckedOffline:
 
 
 def check_offline(backend: Backend, candidate: Candidate, workload: Workload, target: Target, seed: int, *,
-                  operations: int = OFFLINE_OPERATIONS) -> CheckedOffline | Failure:
-    """Build, and check at shapes of the workload's bucket as far as ``operations`` go. Raises KforgeError where nothing
-    stands in for the target's device."""
+                  operations: int = OFFLINE_OPERATIONS, threads: int = 1) -> CheckedOffline | Failure:
+    """Build, and check at shapes of the workload's bucket as far as ``operations`` go, the cheapest always. Raises
+    KforgeError where nothing stands in for the target's device."""
     artifact = backend.build(candidate, target)
     if isinstance(artifact, Failure):
         return artifact
@@ -38,7 +39,9 @@ def check_offline(backend: Backend, candidate: Candidate, workload: Workload, ta
     operator = get(candidate.problem.operator)
     try:
         cases = plan_cases(operator, workload, seed, operations)
-        found = check(stand_in, operator, candidate.numerics, cases, Answers(), 1)
+        # The largest shape is planned whatever it costs: what stands in would take hours for it.
+        cases = tuple(c for c in cases if count(operator, c.workload) <= operations) or cases[:1]
+        found = check(stand_in, operator, candidate.numerics, cases, Answers(), threads)
     finally:
         stand_in.close()
     if isinstance(found, Failure):

@@ -35,7 +35,7 @@ from kforge.registry.trials import Recorded, recorded
 if TYPE_CHECKING:
     from kforge.registry.database import Registry
 
-_STATES = (KernelState.ACCEPTED, KernelState.PROMOTED)
+_STATES = (KernelState.CHECKED, KernelState.ACCEPTED, KernelState.PROMOTED)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,19 @@ def default_compiler() -> Compiler:
                       f"or point CXX at one{old}")
 
 
+def find_cross(arch: str) -> tuple[Compiler, ...]:
+    """Usable compilers for programs of ``arch`` ("aarch64") that run here: g++ of the cross toolchain, then clang++.
+
+    clang++ needs a linker for that architecture (the toolchain's, or lld), so without either it is left out.
+    """
+    path = os.environ.get("PATH", "")
+    named = [f"{arch}-linux-gnu-g++", *(f"{arch}-linux-gnu-g++-{n}" for n in range(_NEWEST_TRIED, 11, -1))]
+    gcc = next((found for name in named if (where := shutil.which(name, path=path)) and (found := _ask(where))), None)
+    linker = shutil.which(f"{arch}-linux-gnu-ld", path=path)
+    clang = next((c for c in _found("", path).usable if c.name == "clang++"), None) if linker else None
+    return tuple(c for c in (gcc, clang) if c is not None and _major(c) >= OLDEST[c.name])
+
+
 class _Found:
     def __init__(self, compilers: list[Compiler]) -> None:
         self.usable = tuple(c for c in compilers if _major(c) >= OLDEST[c.name])

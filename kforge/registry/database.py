@@ -158,6 +158,17 @@ class Registry:
 
     def accept(self, kernel: KernelRecord, artifact: bytes, source: str, evidence: dict[str, object]) -> int:
         """Store an accepted candidate with its files and return its id; idempotent per run, bucket and candidate."""
+        return self._keep(kernel, artifact, source, KernelState.ACCEPTED, "judged better than the incumbent", evidence)
+
+    def keep_checked(self, kernel: KernelRecord, artifact: bytes, source: str, where: str,
+                     evidence: dict[str, object]) -> int:
+        """Store a candidate that was built and found right for a target that was not at hand (``where``: what stood in
+        for it). It is never served: a tune on the target times it first. Idempotent as ``accept`` is."""
+        reason = f"built for {kernel.target_name}, checked by {where}, not timed: no such device was here"
+        return self._keep(kernel, artifact, source, KernelState.CHECKED, reason, evidence)
+
+    def _keep(self, kernel: KernelRecord, artifact: bytes, source: str, state: KernelState, reason: str,
+              evidence: dict[str, object]) -> int:
         if self.store.put(artifact) != kernel.artifact_hash or self.store.put(source.encode()) != kernel.source_hash:
             raise KforgeError(f"kernel {kernel.candidate_hash}: its files do not have the hashes that it names")
         with self._session() as session:
@@ -202,8 +213,8 @@ class Registry:
             session.add(
                 EventRow(
                     kernel=row.id,
-                    state=KernelState.ACCEPTED.value,
-                    reason="judged better than the incumbent",
+                    state=state.value,
+                    reason=reason,
                     evidence=evidence,
                     created=now(),
                 )

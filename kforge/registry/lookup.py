@@ -44,6 +44,9 @@ def lookup(snapshot: Snapshot, problem: Problem, dynamic: Mapping[str, int], ask
     for kernel in snapshot.unserved(problem, asker.target_identity):
         reason = f"accepted by the judge, not promoted, so it does not serve; why: kforge kernels show {kernel.id}"
         trace.append(Step(Tier.EXACT, _name(kernel), False, reason))
+    if untimed := len(snapshot.waiting(problem, (asker.target_identity,))):
+        reason = "built and checked, never timed: none serves before a tune on this target has timed it"
+        trace.append(Step(Tier.EXACT, f"{untimed} kernels of {problem.key}", False, reason))
     own = _usable([k for k in entries if k.target_identity == asker.target_identity], asker, trace)
     siblings = [k for k in entries if k.target_identity in asker.siblings]
     for kernel in entries:

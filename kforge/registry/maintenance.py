@@ -30,11 +30,11 @@ class Verification:
         return not self.damaged
 
 
-_IN_USE = (KernelState.ACCEPTED, KernelState.PROMOTED)
+_IN_USE = (KernelState.CHECKED, KernelState.ACCEPTED, KernelState.PROMOTED)
 
 
 def verify(registry: Registry, snapshot: Snapshot, *, quarantine: bool = True) -> Verification:
-    """Hash the artifact and source of every accepted and promoted kernel; ``collect`` may have freed the others'.
+    """Hash the artifact and source of every checked, accepted and promoted kernel; ``collect`` may have freed others'.
 
     A damaged kernel is quarantined, so that the default serves meanwhile.
     """
@@ -73,7 +73,7 @@ class Collected:
 
 
 def collect(registry: Registry, *, dry_run: bool = False) -> Collected:
-    """Remove store files that no accepted or promoted kernel names; the history in the database stays.
+    """Remove store files that no checked, accepted or promoted kernel names; the history in the database stays.
 
     Raises KforgeError while a tune measures: the files that it is about to accept have no entry yet.
     """

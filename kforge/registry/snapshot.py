@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -65,6 +65,13 @@ class Snapshot:
             and k.target_identity == target_identity
             and k.problem.without_layout == wanted
         )
+
+    def waiting(self, problem: Problem, target_identities: Collection[str]) -> tuple[KernelRecord, ...]:
+        """Kernels of this very problem that were built and checked for one of these targets, and never timed; the
+        newest run's first, of one run in the order in which it kept them (the one predicted fastest first)."""
+        found = [k for k in self.kernels if k.state is KernelState.CHECKED and k.problem == problem
+                 and k.target_identity in target_identities]
+        return tuple(sorted(found, key=lambda k: k.run, reverse=True))
 
     def settled(self, problem: Problem, target_identity: str) -> Settled | None:
         """What was decided for a problem (without its layout) on a target, None when it was never tuned there."""

@@ -16,7 +16,7 @@ from kforge.registry.snapshot import PATIENCE, read_only
 
 @dataclass(frozen=True)
 class Recorded:
-    """A trial as the registry keeps it; ``seconds`` per call is None where it failed."""
+    """A trial as the registry keeps it; ``seconds`` per call is None where it failed or was only checked."""
 
     run: str
     target_identity: str

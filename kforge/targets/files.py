@@ -124,8 +124,8 @@ def _from_toml(table: Table) -> Target:
         peaks=tuple((name, _peak(t)) for name, t in table.named_tables("peaks")),
         compilers=tuple(_compiler(t) for t in table.tables("compilers", required=False)),
         levels=tuple(_level(t) for t in table.tables("levels", required=False)),
-        backends=tuple(table.texts("backends", default=("cpp",) if kind == "cpu" else None)),
-        gpu=read_gpu(table.table("gpu")) if kind != "cpu" else None)
+        gpu=read_gpu(table.table("gpu")) if kind != "cpu" else None,
+        backends=tuple(table.texts("backends", default=("cpp",) if kind == "cpu" else None)))
     table.no_more()
     return target
 

@@ -33,6 +33,7 @@ from kforge.tuner.progress import Watcher
 from kforge.tuner.proposals import Proposer
 from kforge.tuner.proposing import Proposing
 from kforge.tuner.search import TaskSearch, open_storage
+from kforge.tuner.waiting import retire_timed, waiting_points
 
 BATCH = 4  # points that are built side by side
 _PAUSE = 0.2  # seconds between two looks at a proposer when there is nothing to measure
@@ -91,6 +92,9 @@ class Coordinator:
                                   self.watcher)
             self._search(contests, measurer, proposing)
             accepted = self._judge(contests, harness, proposing)
+            for contest in contests:
+                measured = contest.main.search.measured
+                retire_timed(self.registry, contest.main.space, self.target, measured, self.folder.id)
         settled = tuple(d["task"] for d in self.folder.of(Event.SETTLED))
         return SearchOutcome(tuple(accepted), settled, tuple(s.task.problem.key for s in kept), measurer.trials)
 
@@ -185,9 +189,10 @@ class Coordinator:
         )
 
     def _seeds(self, space: Space) -> list[Point]:
-        """The default in every layout; each other template once, the one predicted fastest first; what the registry
-        remembers as fastest."""
+        """The default in every layout; what was built and checked for this target before it was here; each other
+        template once, the one predicted fastest first; what the registry remembers as fastest."""
         seeds = [space.default(rows) for rows in space.layouts]
+        seeds += waiting_points(self.snapshot, space, self.target)
         others = [p for p in space.defaults if p.rows == space.default_rows]
         seeds += sorted(others, key=lambda p: space.predicted(p, self.options.threads))
         for rows in space.task.rows_choices():

@@ -30,6 +30,8 @@ class TuneOptions:
     max_usd: float = 0.0  # of all calls of models; 0: no limit
     max_tokens: int = 0
     max_calls: int = 0
+    target: str = "host"
+    offline: bool = False  # the target is not here: candidates are built and checked, none is timed
     operator: str = ""  # an imported one instead of a model; then ``batches`` may be empty: those it was imported with
 
     @property

@@ -20,6 +20,7 @@ class Progress:
     trials: int
     used_seconds: float
     budget_seconds: float
+    checked: str = ""  # what stood in for a device that is not here, where the candidate was right
 
 
 class Watcher(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kforge.core.trial import Decision, RejectReason, Verdict
+from kforge.core.trial import Decision, RejectReason, TrialState, Verdict
 from kforge.core.workload import Problem
 from kforge.tuner.promotion import EngineVerdict
 from kforge.tuner.run_view import BucketView, RunView, TaskView
@@ -26,6 +26,9 @@ _WHY = {
 def bucket_outcome(run: RunView, task: TaskView, bucket: BucketView) -> str:
     """What serves a bucket after the run, and why nothing else does."""
     verdicts = [j.verdict for j in run.judged if j.bucket == bucket.key]
+    if run.offline:
+        right = sum(p.bucket == bucket.key and p.trial.state is TrialState.CHECKED for p in run.tried)
+        return f"built, checked, not timed: {right} right" if right else "nothing built and right"
     if any(v.decision is Decision.ACCEPTED for v in verdicts):
         return engine_state(run, task) or _NOT_PROMOTED
     if task.accepted is None and not verdicts:

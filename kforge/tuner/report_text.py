@@ -14,12 +14,13 @@ def told(run: RunView) -> Sequence[str]:
     """Its state, what it did, its tokens/s, and what serves after it."""
     state = "finished" if run.finished else "unfinished"
     failed = sum(run.failures.values())
-    table = "" if run.options.operator else "; the table comes on top"
+    table = "" if run.options.operator or run.offline else "; the table comes on top"
     lines = [
         f"{run.id}: {run.options.subject} on {run.target}, {state} after "
         f"{minutes(run.used_seconds)} (budget {minutes(run.options.budget_seconds)}{table})",
         f"  {counted(len(run.tried), 'trial')} of {counted(len(run.tasks), 'problem')}, {failed} failed; "
-        f"{len(run.judged)} judged, accepted at {counted(run.accepted, 'bucket')}",
+        + (f"{run.checked} right; built and checked, none timed: no such device was here" if run.offline else
+           f"{len(run.judged)} judged, accepted at {counted(run.accepted, 'bucket')}"),
     ]
     if reason := unmeasured(run):
         lines.append(f"  {reason}")

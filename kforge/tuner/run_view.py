@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kforge.core.errors import KforgeError
-from kforge.core.trial import Trial, Verdict
+from kforge.core.trial import Trial, TrialState, Verdict
 from kforge.core.workload import Problem
 from kforge.models.workloads import modes
 from kforge.tuner.journal import Event, Line, RunFolder, trial_from_json, verdict_from_json
@@ -102,10 +102,16 @@ class RunView:
     bandwidth: float  # bytes/s beside the table; 0 when not measured
     kept: int = 0  # problems that earlier runs had settled, so that this one did not tune them
     serving: Serving | None = None  # after the run; None while it goes on
+    offline: bool = False  # for a chip that was not here: candidates were built and checked, none was timed
 
     @property
     def failures(self) -> Counter[str]:
         return Counter(p.trial.failure.kind.value for p in self.tried if p.trial.failure)
+
+    @property
+    def checked(self) -> int:
+        """Candidates that were right at a bucket without their device, and so were not timed."""
+        return sum(p.trial.state is TrialState.CHECKED for p in self.tried)
 
     @property
     def accepted(self) -> int:
@@ -150,6 +156,7 @@ def view_of(path: Path) -> RunView:
             rates=tuple(_rate(f) for f in table["figures"]),
             bandwidth=table["bandwidth"]["median"] if table["bandwidth"] else 0.0,
             kept=ends[-1].get("kept", 0) if ends else 0,
+            offline=bool(started.get("offline")),
             serving=Serving(**ends[-1]["serving"]) if ends and "serving" in ends[-1] else None,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import platform
 
-from kforge.backends.cpp.build import build
+from kforge.backends.cpp import compilers
+from kforge.backends.cpp.admission import admit
+from kforge.backends.cpp.build import ARCHITECTURES, build
+from kforge.backends.cpp.flags import host_processor
 from kforge.backends.verbs import StandIn, StaticReport
 from kforge.core.errors import KforgeError
 from kforge.core.target import Target
@@ -18,9 +21,13 @@ class CppBackend:
     name = "cpp"
 
     def cannot_build(self, target: Target) -> str:
+        if target.arch not in ARCHITECTURES:
+            return f"C++ kernels are for {' and '.join(ARCHITECTURES)}, not {target.arch}"
         if target.arch != platform.machine():
-            return f"this machine's compilers build {platform.machine()}, not {target.arch}"
-        return "" if target.compilers else "there is no compiler (g++ or clang++)"
+            return compilers.missing_cross(target)
+        from kforge.native.compilers import find_compilers
+
+        return "" if target.compilers or find_compilers() else "there is no compiler (g++ or clang++)"
 
     def cannot_run(self, target: Target) -> str:
         from kforge.targets.files import host
@@ -45,4 +52,17 @@ class CppBackend:
                             ("the time is the roofline's: no model of the instructions",))
 
     def stand_in(self, candidate: Candidate, artifact: Artifact, target: Target) -> StandIn | Failure:
-        raise KforgeError(f"nothing here stands in for {target.name}")
+        """An emulator for another architecture; this machine for another processor of its own, whose instructions it
+        has."""
+        image = admit(artifact.data, target.arch)
+        if isinstance(image, Failure):
+            return image
+        if target.arch != platform.machine():
+            from kforge.harness.emulation import EmulatedCaller
+
+            return EmulatedCaller(image, candidate.problem.operator, target.arch)
+        if missing := set(target.features) - host_processor()[1]:
+            raise KforgeError(f"this machine cannot stand in for {target.name}: it lacks {', '.join(sorted(missing))}")
+        from kforge.harness.callers import HostCaller
+
+        return HostCaller(image, candidate.problem.operator)

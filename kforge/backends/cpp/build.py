@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from kforge.core.trial import Artifact, Candidate, CompilerReport, Failure, Fail
 from kforge.core.workload import stable_hash
 from kforge.harness.sandbox import Limits, Outcome, run
 
+ARCHITECTURES = ("x86_64", "aarch64")  # whose machine code admission knows
 _SOURCE = "kernel.cc"
 _OUTPUT = "kernel.so"
 _DIAGNOSTIC = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
@@ -49,8 +49,8 @@ def build(candidate: Candidate, target: Target, *, compiler: Compiler | None = N
     The parameter ``compiler`` ("gcc" or "clang") chooses among the target's compilers unless ``compiler`` is given. An
     artifact has passed admission. Raises KforgeError when there is no compiler or the cache cannot be written.
     """
-    if target.arch != platform.machine():
-        return Failure(FailureClass.COMPILE, f"this machine's compilers build {platform.machine()}, not {target.arch}")
+    if target.arch not in ARCHITECTURES:
+        return Failure(FailureClass.COMPILE, f"C++ kernels are for {' and '.join(ARCHITECTURES)}, not {target.arch}")
     family = dict(candidate.params).get("compiler")
     choice = compilers.choose(target, str(family) if family else None, compiler)
     options = flags(target, choice.compiler.name)
@@ -59,7 +59,7 @@ def build(candidate: Candidate, target: Target, *, compiler: Compiler | None = N
     if (cached := store.load(folder, key, candidate.hash)) is not None:
         return cached
     try:
-        built = _compile(candidate, choice.compiler, options, limits, choice.note)
+        built = _compile(candidate, choice.compiler, options, limits, choice.note, target.arch)
     except OSError as error:  # of kforge's own files
         raise KforgeError(f"cannot build in {tempfile.gettempdir()}: {error.strerror}; {_TMPDIR}") from error
     if isinstance(built, Artifact):
@@ -70,7 +70,7 @@ def build(candidate: Candidate, target: Target, *, compiler: Compiler | None = N
 
 
 def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...], limits: BuildLimits,
-             note: str) -> Artifact | Failure:
+             note: str, arch: str) -> Artifact | Failure:
     try:
         source = candidate.source.encode()
     except UnicodeEncodeError as error:
@@ -90,7 +90,7 @@ def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...],
             data = _artifact(work / _OUTPUT)
         except OSError as error:
             return Failure(FailureClass.COMPILE, f"{compiler.name} left no object: {error.strerror}", outcome.text)
-    found = examine(data)
+    found = examine(data, arch)
     if isinstance(found, Failure):
         return found
     report = CompilerReport(f"{compiler.name} {compiler.version}", options, seconds, found.facts.text_bytes,

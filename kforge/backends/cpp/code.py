@@ -1,4 +1,4 @@
-"""The code half of admission: every executable byte is decoded once, and every instruction must be pure computation.
+"""The code half of admission for x86-64: every executable byte is decoded once, and every instruction only computes.
 
 The sweep is linear from the start of each executable segment. Since direct branches and the entry points must land on
 instruction boundaries of the sweep, and indirect ones are refused, what runs is what was decoded (up to return
@@ -23,6 +23,7 @@ from iced_x86 import (
 )
 
 from kforge.backends.cpp.elf import Refused
+from kforge.backends.cpp.facts import CodeFacts
 from kforge.core.image import Segment
 
 # mov rax, [rdi+64]; mov rdi, [rdi+56]; jmp rax: kf_barrier_gate of kforge/freestanding.h, to the byte.
@@ -78,15 +79,6 @@ _GROUPS = (
     ("prefetch", ("prefetch",)),
     ("nop", ("nop", "endbr", "int3")),
 )
-
-
-@dataclass(frozen=True)
-class CodeFacts:
-    """What a compiler report says of the code: bytes, vector spills, instruction mix (class, count; largest first)."""
-
-    text_bytes: int
-    spills: int
-    mix: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from iced_x86 import Decoder, FlowControl, Formatter, FormatterSyntax
 
 from kforge.backends.cpp import elf
 from kforge.backends.cpp.code import group
+from kforge.backends.cpp.code_aarch64 import decode
 
 _WORK = ("fma", "dot product", "vector arithmetic", "divide")
 _BRANCHES = (FlowControl.CONDITIONAL_BRANCH, FlowControl.UNCONDITIONAL_BRANCH)
@@ -61,8 +62,15 @@ def disassemble(data: bytes) -> Listing:
     formatter = Formatter(FormatterSyntax.INTEL)
     lines: list[Line] = []
     backwards: dict[int, int] = {}  # where a loop begins -> the last branch back to it
-    for segment in elf.read(data).segments:
+    layout = elf.read(data)
+    for segment in layout.segments:
         if not segment.executable:
+            continue
+        if layout.machine == "aarch64":
+            for found in decode(segment):
+                lines.append(Line(found.address, found.text, found.group))
+                if found.flow in ("jump", "branch") and 0 <= found.target <= found.address:
+                    backwards[found.target] = found.address
             continue
         for instruction in Decoder(64, segment.data, ip=segment.address):
             address = instruction.ip

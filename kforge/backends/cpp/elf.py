@@ -24,7 +24,8 @@ _TAGS = {"DT_NULL", "DT_HASH", "DT_GNU_HASH", "DT_STRTAB", "DT_SYMTAB", "DT_STRS
 # The second line's only describe bytes of others; the loader looks at none of them.
 _SEGMENTS = {"PT_LOAD", "PT_DYNAMIC", "PT_GNU_STACK", "PT_GNU_RELRO", "PT_PHDR", "PT_NULL",
              "PT_NOTE", "PT_GNU_PROPERTY", "PT_GNU_EH_FRAME", "PT_GNU_SFRAME"}
-_R_X86_64_RELATIVE = 8
+_MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
+_RELATIVE = {"x86_64": 8, "aarch64": 1027}  # R_X86_64_RELATIVE, R_AARCH64_RELATIVE
 _X, _W, _R = 1, 2, 4
 
 
@@ -36,6 +37,7 @@ class Refused(Exception):
 class Layout:
     """What a loader needs, before the code has been looked at. Addresses are relative to the image's base."""
 
+    machine: str  # "x86_64" or "aarch64"
     entry: int
     scratch_entry: int  # -1 when absent
     segments: tuple[Segment, ...]
@@ -56,8 +58,9 @@ def read(data: bytes) -> Layout:
 
 def _read(elf: ELFFile, data: bytes) -> Layout:
     head = elf.header
-    if elf.elfclass != 64 or not elf.little_endian or head["e_type"] != "ET_DYN" or head["e_machine"] != "EM_X86_64":
-        raise Refused("not a 64-bit little-endian x86-64 shared object")
+    machine = _MACHINES.get(str(head["e_machine"]), "")
+    if elf.elfclass != 64 or not elf.little_endian or head["e_type"] != "ET_DYN" or not machine:
+        raise Refused("not a 64-bit little-endian shared object for x86-64 or AArch64")
     parts = list(elf.iter_segments())
     for part in parts:
         if part["p_type"] not in _SEGMENTS:
@@ -76,7 +79,8 @@ def _read(elf: ELFFile, data: bytes) -> Layout:
             raise Refused(f"{name} does not lie in executable bytes")
     if ENTRY not in exports:
         raise Refused(f"it does not export {ENTRY}")
-    return Layout(exports[ENTRY], exports.get(SCRATCH, -1), segments, _relocations(dynamic[0], segments))
+    relocations = _relocations(dynamic[0], segments, _RELATIVE[machine])
+    return Layout(machine, exports[ENTRY], exports.get(SCRATCH, -1), segments, relocations)
 
 
 def _load(parts: list[ElfSegment], data: bytes) -> tuple[Segment, ...]:
@@ -138,13 +142,13 @@ def _exports(dynamic: DynamicSegment) -> dict[str, int]:
     return exports
 
 
-def _relocations(dynamic: DynamicSegment, segments: tuple[Segment, ...]) -> tuple[Relocation, ...]:
+def _relocations(dynamic: DynamicSegment, segments: tuple[Segment, ...], relative: int) -> tuple[Relocation, ...]:
     found = []
     end = max(s.address + s.memory_bytes for s in segments)
     for table in dynamic.get_relocation_tables().values():
         assert isinstance(table, RelocationTable)  # RELR is not among the allowed tags
         for entry in table.iter_relocations():
-            if not entry.is_RELA() or entry["r_info_type"] != _R_X86_64_RELATIVE or entry["r_info_sym"] != 0:
+            if not entry.is_RELA() or entry["r_info_type"] != relative or entry["r_info_sym"] != 0:
                 raise Refused(f"relocation of type {entry['r_info_type']}: only RELATIVE ones are allowed")
             address, addend = entry["r_offset"], entry["r_addend"]
             if not any(s.address <= address and address + 8 <= s.address + len(s.data) and not s.executable

@@ -23,6 +23,10 @@ _COMMON = (
 )
 _GCC = ("-fno-tree-loop-distribute-patterns",)
 _X86 = ("-fcf-protection=none",)
+# Atomics are instructions, not calls of a library; return addresses are not signed.
+_ARM = ("-mno-outline-atomics", "-mbranch-protection=none")
+# The linker's way around an erratum of Cortex-A53, which has no dot products, jumps past the end of the code.
+_NO_A53 = ("-mno-fix-cortex-a53-835769", "-mno-fix-cortex-a53-843419")
 
 
 def flags(target: Target, compiler_name: str) -> tuple[str, ...]:
@@ -32,6 +36,12 @@ def flags(target: Target, compiler_name: str) -> tuple[str, ...]:
         parts += _GCC
     if target.arch == "x86_64":
         parts += _X86
+    if target.arch == "aarch64":
+        parts += _ARM
+        if compiler_name == "g++" and "asimddp" in target.features:
+            parts += _NO_A53
+    if target.arch != platform.machine() and compiler_name == "clang++":
+        parts.append(f"--target={target.arch}-linux-gnu")
     if is_host(target):
         parts.append("-mtune=native")
     return tuple(parts)

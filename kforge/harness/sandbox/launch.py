@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
@@ -77,15 +78,34 @@ def run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[s
     return _run(command, work, limits, readable, describe().needed)
 
 
-def _run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str], needed: int) -> Outcome:
+def start(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str],
+          inherited: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Starts ``command`` as ``run`` does, with these open files, and does not wait: for a program that is spoken to
+    while it runs. What it says goes to ``said`` in ``work``. End it with ``end``. Its status 125 is the launcher's.
+    """
+    with open(work / "said", "wb") as output:
+        return _start(command, work, limits, readable, describe().needed, output, inherited)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends what ``start`` started, with all that it started itself."""
+    _kill_group(process)
+
+
+def _start(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str], needed: int,
+           output: IO[bytes], inherited: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     drop = os.geteuid() == 0 and all(_reachable(path) for path in (command[0], *readable)) and _give_away(work)
     argv = [str(launcher()), str(int(limits.seconds) + 1), str(limits.memory_bytes), str(limits.file_bytes),
             str(int(drop)), str(needed), str(work), *_SYSTEM, *readable, "--", *command]
     path = os.pathsep.join(dict.fromkeys([str(Path(command[0]).parent), "/usr/bin", "/bin"]))
+    return subprocess.Popen(argv, cwd=work, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                            env={"PATH": path, "TMPDIR": ".", "HOME": ".", "LC_ALL": "C", "CCACHE_DISABLE": "1"},
+                            pass_fds=tuple(inherited), start_new_session=True)
+
+
+def _run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str], needed: int) -> Outcome:
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(argv, cwd=work, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                   env={"PATH": path, "TMPDIR": ".", "HOME": ".", "LC_ALL": "C", "CCACHE_DISABLE": "1"},
-                                   start_new_session=True)
+        process = _start(command, work, limits, readable, needed, output)
         timed_out = False
         try:
             process.wait(limits.seconds)

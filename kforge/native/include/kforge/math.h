@@ -1,6 +1,6 @@
 /* Arithmetic of kforge's order specifications: exp, SiLU, half-precision conversions and the 16-lane sum.
  *
- * Freestanding: no libc, no libm, nothing but integer types and the compiler's intrinsics.  Scalar, AVX2 and AVX-512 forms
+ * Freestanding: no libc, no libm, nothing but integer types and the compiler's intrinsics.  Scalar, ASIMD, AVX2 and AVX-512 forms
  * return the same bits for every input (NaN stays NaN, its payload is unspecified), so a kernel may mix them freely.
  * They assume round to nearest even, no flushing of denormals, and -ffp-contract=off.
  */
@@ -150,6 +150,10 @@ KF_INLINE uint16_t f32_to_f16_portable(float x) {
 KF_INLINE float f16_to_f32(uint16_t h) {
 #if defined(__F16C__)
     return _cvtsh_ss(h);
+#elif defined(__aarch64__)
+    __fp16 x; /* one instruction, to nearest even and with denormals, as FPCR says at its default */
+    __builtin_memcpy(&x, &h, sizeof x);
+    return static_cast<float>(x);
 #else
     return f16_to_f32_portable(h);
 #endif
@@ -158,6 +162,11 @@ KF_INLINE float f16_to_f32(uint16_t h) {
 KF_INLINE uint16_t f32_to_f16(float x) {
 #if defined(__F16C__)
     return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    const __fp16 y = static_cast<__fp16>(x);
+    uint16_t h;
+    __builtin_memcpy(&h, &y, sizeof h);
+    return h;
 #else
     return f32_to_f16_portable(x);
 #endif
@@ -170,6 +179,46 @@ KF_INLINE uint16_t f32_to_bf16(float x) {
     if ((u & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(u >> 16 | 0x40);
     return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
+
+#if defined(__aarch64__)
+KF_INLINE float32x4_t exp(float32x4_t x) {
+    using namespace detail;
+    const float32x4_t low = vdupq_n_f32(kExpLow), high = vdupq_n_f32(kExpHigh), magic = vdupq_n_f32(kMagic);
+    x = vbslq_f32(vcgtq_f32(low, x), low, x); /* NaN passes both */
+    x = vbslq_f32(vcltq_f32(high, x), high, x);
+    const float32x4_t t = vfmaq_f32(magic, x, vdupq_n_f32(kLog2e)), n = vsubq_f32(t, magic);
+    const float32x4_t r = vfmsq_f32(vfmsq_f32(x, n, vdupq_n_f32(kLn2High)), n, vdupq_n_f32(kLn2Low));
+    float32x4_t q = vfmaq_f32(vdupq_n_f32(kQ3), vdupq_n_f32(kQ4), r);
+    q = vfmaq_f32(vdupq_n_f32(kQ2), q, r);
+    q = vfmaq_f32(vdupq_n_f32(kQ1), q, r);
+    q = vfmaq_f32(vdupq_n_f32(kQ0), q, r);
+    const float32x4_t one = vdupq_n_f32(1.0f), y = vfmaq_f32(one, vfmaq_f32(one, q, r), r);
+    const int32x4_t i = vsubq_s32(vreinterpretq_s32_f32(t), vreinterpretq_s32_f32(magic)), half = vshrq_n_s32(i, 1);
+    const int32x4_t bias = vdupq_n_s32(127);
+    const int32x4_t s = vshlq_n_s32(vaddq_s32(half, bias), 23), rest = vshlq_n_s32(vaddq_s32(vsubq_s32(i, half), bias), 23);
+    return vmulq_f32(vmulq_f32(y, vreinterpretq_f32_s32(s)), vreinterpretq_f32_s32(rest));
+}
+
+KF_INLINE float32x4_t silu(float32x4_t x) { return vdivq_f32(x, vaddq_f32(vdupq_n_f32(1.0f), kf::exp(vnegq_f32(x)))); }
+
+/* Lanes 4i .. 4i+3 in the i-th vector. */
+KF_INLINE float tree_sum(float32x4_t v0, float32x4_t v1, float32x4_t v2, float32x4_t v3) {
+    const float32x4_t b = vaddq_f32(vaddq_f32(v0, v2), vaddq_f32(v1, v3));
+    const float32x2_t c = vadd_f32(vget_low_f32(b), vget_high_f32(b));
+    return vget_lane_f32(c, 0) + vget_lane_f32(c, 1);
+}
+
+KF_INLINE float32x4_t f16_to_f32(uint16x4_t h) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }
+KF_INLINE uint16x4_t f32_to_f16(float32x4_t x) { return vreinterpret_u16_f16(vcvt_f16_f32(x)); }
+KF_INLINE float32x4_t bf16_to_f32(uint16x4_t h) { return vreinterpretq_f32_u32(vshll_n_u16(h, 16)); }
+
+KF_INLINE uint16x4_t f32_to_bf16(float32x4_t x) {
+    const uint32x4_t u = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), odd), 16);
+    const uint32x4_t quiet = vorrq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(0x40));
+    return vmovn_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet));
+}
+#endif
 
 #if defined(__AVX2__) && defined(__FMA__)
 KF_INLINE __m256 exp(__m256 x) {
