@@ -5,6 +5,7 @@
   paging     pages beside one reserved range per request: requests served at once in the same memory
   batching   continuous batching beside batches that begin and end together
   prefixes   the prefix cache on conversations behind one long system prompt
+  sharing    decoding behind a common prompt: its pages in common beside pages of one's own
   stalls     chunks of a long prompt: the longest gap between others' tokens
   guessing   prompt look-up on real text, or --draft-model: tokens per full pass, and the speed that comes of it
   waiting    the part of a decode step of one sequence that is spent waiting for memory
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine_claims import batching, guessing, paging, prefixes, stalls, waiting
+from engine_claims import batching, guessing, paging, prefixes, sharing, stalls, waiting
 from engine_claims.finding import Finding
 from engine_claims.setting import Setting
 from measuring import write_json
@@ -40,7 +41,7 @@ from kforge.targets.files import load_target
 
 Measure = Callable[[Setting], tuple[list[Finding], dict[str, object]]]
 PARTS: dict[str, Measure] = {part.PART: part.measure
-                             for part in (paging, batching, prefixes, stalls, guessing, waiting)}
+                             for part in (paging, batching, prefixes, sharing, stalls, guessing, waiting)}
 REAL, STAND_IN = "smollm2-135m", "synth:qwen3-0.6b:q4_0"
 
 

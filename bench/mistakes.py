@@ -249,6 +249,32 @@ def _scaled(t: int, s: int) -> Subject:
     return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
 
 
+def _first_page_decides(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+    """Rows of the block table are taken for equal where their first pages are."""
+    table = given["block_table"]
+    first = (table[:, :1] == table[:, 0]).argmax(axis=1)
+    return {"block_table": np.where((table >= 0) & (table[first] >= 0), table[first], table)}
+
+
+def _chunk_too_many(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
+    """A sequence that begins with some of an earlier one's pages is taken to have the next 256 positions, too."""
+    table, out = given["block_table"], given["block_table"].copy()
+    for s in range(1, len(table)):
+        common = np.cumprod(table[s] == table[:s], axis=1).sum(axis=1)
+        giver, n = int(common.argmax()), int(common.max())
+        here = slice(n, n + 256 // w.problem.int("P") if n else n)
+        out[s, here] = np.where((table[s, here] >= 0) & (table[giver, here] >= 0), table[giver, here], table[s, here])
+    return {"block_table": out}
+
+
+def _common_pages() -> Subject:
+    problem = Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=32, kv="f16")
+    wrong = {"rows with equal first pages taken for equal": on(_first_page_decides),
+             "a chunk too many taken for common": on(_chunk_too_many), "newest position missing": on(_shorter)}
+    work = Workload.of(problem, T=8, S=8, B=32, pages=8 * 32, max_context=1024)
+    return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
+
+
 # the others ---------------------------------------------------------------------------------------------------------
 
 
@@ -434,6 +460,7 @@ def subjects() -> dict[str, Subject]:
         "paged_attention, prefill": _paged_attention(16, 2),
         "paged_attention, window and sinks, decode": _window_and_sinks(1, 1),
         "paged_attention, window and sinks, prefill": _window_and_sinks(16, 2),
+        "paged_attention, common pages": _common_pages(),
         "paged_attention, i8, decode": _scaled(1, 1),
         "paged_attention, i8, prefill": _scaled(16, 2),
         "rms_norm": Subject(

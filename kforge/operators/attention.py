@@ -31,6 +31,7 @@ class PagedAttention(Operator):
     key does not name them.
 
     Sum of contexts: with pages >= S * B every sequence has ``max_context`` positions; with fewer pages they are ragged.
+    Sequences may have pages in common, at the same places of their rows of the block table.
     Slots beyond a sequence's context, those in front of what its first query sees, and pages of no sequence, hold NaN
     or stale values: reading them shows. Unused entries of the block table are -1; so may those be whose pages lie in
     front of what the first query sees, since an engine takes such pages back.

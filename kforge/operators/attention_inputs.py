@@ -31,13 +31,22 @@ class _Batch:
     context: np.ndarray
 
 
+@dataclass(frozen=True)
+class _Prefix:
+    """The first ``pages`` pages of a sequence are those of an earlier one, ``giver``."""
+
+    giver: int
+    pages: int
+
+
 def attention_inputs(workload: Workload, seed: int, distribution: Distribution) -> dict[str, np.ndarray]:
     """See ``PagedAttention.inputs``. With ROWS every sequence has a distribution of its own. What ``numerics.draw``
     does not say: ONE_HOT gives each position its value in a single component of v, in turn, so that every component is
     a sum of few terms, in which each position weighs; CANCEL has positions in pairs with equal k and opposite v.
 
+    With an even seed, and a distribution other than NORMAL, sequences have their first pages in common (``_prefixes``).
     With a window, what no query sees in front of it holds poison too, and every other sequence has given back the pages
-    that hold nothing else. Sinks weigh about as much as all positions together; ``_sinks`` has the exceptions."""
+    that hold nothing else to it. Sinks weigh about as much as all positions together; ``_sinks`` has the exceptions."""
     import numpy as np
 
     p, axes = AttentionProblem.of(workload.problem), workload.axes
@@ -45,30 +54,33 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
     batch = _batch(workload, p, rng)
     table = np.full((axes["S"], axes["B"]), -1, np.int32)
     order = rng.permutation(axes["pages"]).astype(np.int32)
-    used = 0
-    for s, pages in enumerate(-(-batch.context // p.page)):
-        table[s, :pages] = order[used:used + pages]
-        used += pages
+    shared, used = np.zeros(axes["S"], np.int64), 0
+    prefixes = _prefixes(batch, p.page, seed) if seed % 2 == 0 and distribution is not Distribution.NORMAL else {}
+    for s, pages in enumerate((-(-batch.context // p.page)).tolist()):
+        if s in prefixes:
+            shared[s] = prefixes[s].pages
+            table[s, :shared[s]] = table[prefixes[s].giver, :shared[s]]
+        own = pages - int(shared[s])
+        table[s, shared[s]:pages] = order[used:used + own]
+        used += own
     k, v = (numerics.normals(rng, shape) for shape in p.cache_shapes(axes["pages"]).values())
     q = numerics.draw(rng, axes["T"], p.heads * p.d, Distribution.NORMAL)
     start = np.concatenate([[0], np.cumsum(batch.queries)]).astype(np.int32)
     kinds = [d for d in Distribution if d is not Distribution.ROWS]
     chosen = np.resize(rng.permutation(len(kinds)), axes["S"])
+    hidden = [p.first_seen(c - max(n, 1)) for c, n in zip(batch.context.tolist(), batch.queries.tolist(), strict=True)]
+    unseen = _unseen(table, hidden, p.page, axes["pages"])
     for s, context in enumerate(batch.context.tolist()):
         kind = kinds[chosen[s]] if distribution is Distribution.ROWS else distribution
-        pages = table[s, :-(-context // p.page)]
+        pages, before = table[s, shared[s]:-(-context // p.page)], int(shared[s]) * p.page
         keys, values = k[pages], v[pages]
-        hidden = p.first_seen(context - max(int(batch.queries[s]), 1))
-        _shape_cache(keys, values, hidden, context, rng, kind, p.dtype)
+        _shape_cache(keys, values, max(hidden[s] - before, 0), context - before, rng, kind, p.dtype)
         stale = np.float32(1e4) if kind in _STALE else np.float32(np.nan)
         if context % p.page:
             keys[-1, :, :, context % p.page:] = values[-1, :, context % p.page:] = stale
-        behind, rest = divmod(hidden, p.page)
-        keys[:behind] = values[:behind] = stale
-        keys[behind, :, :, :rest] = values[behind, :, :rest] = stale
+        for i, rest in enumerate(unseen[pages].tolist()):
+            keys[i, :, :, :rest] = values[i, :, :rest] = stale
         k[pages], v[pages] = keys, values
-        if s % 2 == seed % 2:
-            table[s, :behind] = -1
         queries = q[start[s]:start[s + 1]]
         if kind in _SAME_QUERIES:
             queries[...] = numerics.draw(rng, len(queries), p.heads * p.d, kind)
@@ -77,6 +89,8 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
             queries[-1:] *= np.float32(16)  # and beyond what exp can hold, were the maximum not subtracted
         elif kind is Distribution.ONE_HOT:
             queries *= np.float32(0.125)  # scores so close that every position weighs
+    for s in range(seed % 2, axes["S"], 2):
+        table[s, :hidden[s] // p.page] = -1
     free = np.setdiff1d(np.arange(axes["pages"]), table)
     k[free] = v[free] = np.float32(1e4) if distribution in _STALE else np.float32(np.nan)
     made = {"q": q, **p.stored(k, v), "block_table": table, "query_start": start,
@@ -84,6 +98,35 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
     if p.sinks:
         longest = int(batch.context.max())
         made["sinks"] = _sinks(np.random.default_rng([seed, 11]), p, min(longest, p.window or longest), distribution)
+    return made
+
+
+def _prefixes(batch: _Batch, page: int, seed: int) -> dict[int, _Prefix]:
+    """By sequence, as a prefix cache has it: whole pages in front of the queries of both. Most sequences have a prefix
+    in common with a random earlier one, mostly as long as can be; so there are trees, and groups that lie apart."""
+    import numpy as np
+
+    rng = np.random.default_rng([seed, 12])
+    whole = (batch.context - np.maximum(batch.queries, 1)) // page
+    made = {}
+    for s in range(1, len(whole)):
+        giver = int(rng.integers(0, s))
+        most = int(min(whole[s], whole[giver]))
+        pages = int(rng.choice([most, most, most, 0, rng.integers(0, most + 1), rng.integers(0, most + 1)]))
+        if pages:
+            made[s] = _Prefix(giver, pages)
+    return made
+
+
+def _unseen(table: np.ndarray, hidden: list[int], page: int, pages: int) -> np.ndarray:
+    """int64 [pages]: how many positions at the beginning of each page no sequence with it sees. ``hidden``: how many
+    there are in front of what each sequence sees."""
+    import numpy as np
+
+    made = np.full(pages, page)
+    for row, first in zip(table, hidden, strict=True):
+        used = row[row >= 0]
+        made[used] = np.minimum(made[used], np.clip(first - page * np.arange(len(used)), 0, page))
     return made
 
 

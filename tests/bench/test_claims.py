@@ -170,7 +170,8 @@ def test_every_part_runs_on_a_small_model(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads((tmp_path / "claims.json").read_text())
     findings = written["findings"]
-    assert {f["part"] for f in findings} == {"paging", "batching", "prefixes", "stalls", "guessing", "waiting"}
+    assert {f["part"] for f in findings} == {"paging", "batching", "prefixes", "sharing", "stalls", "guessing",
+                                             "waiting"}
     assert all(f["who"] and f["claimed"] and f["beside"] and f["why"] for f in findings)
     assert all(f["measured"]["median"] > 0 for f in findings if f["part"] != "waiting")
     assert all("synthetic" in f["claim"] for f in findings if f["part"] == "guessing")
