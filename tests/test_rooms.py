@@ -36,6 +36,7 @@ NEIGHBOURS = {
     ("targets", "operators"),
     ("harness", "backends"),
     ("agent", "tuner"),
+    ("interchange", "tuner"),
     ("backends", "harness.sandbox"),
 }
 

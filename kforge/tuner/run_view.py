@@ -102,6 +102,7 @@ class RunView:
     bandwidth: float  # bytes/s beside the table; 0 when not measured
     kept: int = 0  # problems that earlier runs had settled, so that this one did not tune them
     serving: Serving | None = None  # after the run; None while it goes on
+    identity: str = ""  # of the target
 
     @property
     def failures(self) -> Counter[str]:
@@ -151,6 +152,7 @@ def view_of(path: Path) -> RunView:
             bandwidth=table["bandwidth"]["median"] if table["bandwidth"] else 0.0,
             kept=ends[-1].get("kept", 0) if ends else 0,
             serving=Serving(**ends[-1]["serving"]) if ends and "serving" in ends[-1] else None,
+            identity=str(started.get("identity", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise KforgeError(

@@ -1,0 +1,105 @@
+"""A run's trials as recorded spaces: one for each problem and bucket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kforge.core.recording import ABSENT, Origin, Recording, Result, Value
+from kforge.core.trial import FailureClass
+from kforge.core.workload import Workload
+from kforge.interchange.t4 import INVALIDITY
+from kforge.tuner.run_view import RunView, TriedPoint
+
+TEMPLATE, ROWS = "template", "rows"  # parameters that every point of kforge's has beside its template's own
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """``harness``: trials in which the harness failed, which say nothing of a point and are left out."""
+
+    spaces: tuple[Recording, ...]
+    harness: int
+
+
+def of_run(view: RunView, operator: str = "", bucket: str = "") -> Recorded:
+    """Every problem and bucket at which the run tried something, in the run's order.
+
+    ``operator``: only this one's; ``bucket``: only this point, such as ``M=8``.
+    """
+    groups: dict[tuple[str, str], list[TriedPoint]] = {}
+    harness = 0
+    for tried in view.tried:
+        workload = Workload.parse(tried.bucket)
+        if operator not in ("", workload.problem.operator) or bucket not in ("", workload.point):
+            continue
+        if tried.trial.failure is not None and tried.trial.failure.kind not in INVALIDITY:
+            harness += 1
+            continue
+        groups.setdefault((tried.task, tried.bucket), []).append(tried)
+    made = []
+    for (task, at), points in groups.items():
+        origin = Origin(task, at, view.identity, view.target, view.id)
+        made.append(_recording(points, origin))
+    return Recorded(tuple(made), harness)
+
+
+def by_template(recording: Recording) -> Iterator[Recording]:
+    """The same by template, without what that template does not have: spaces whose points all have a value of each
+    parameter of their own."""
+    place = recording.parameters.index(TEMPLATE)
+    for template in dict.fromkeys(r.values[place] for r in recording.results):
+        own = [r for r in recording.results if r.values[place] == template]
+        kept = [i for i in range(len(recording.parameters)) if any(r.values[i] != ABSENT for r in own)]
+        yield replace(
+            recording,
+            kernel=f"{recording.kernel} {_short(str(template))}",
+            parameters=tuple(recording.parameters[i] for i in kept),
+            results=tuple(replace(r, values=tuple(r.values[i] for i in kept)) for r in own),
+        )
+
+
+def file_names(recordings: Sequence[Recording]) -> list[str]:
+    """A plain name for each, all different, without an ending."""
+    names: list[str] = []
+    for recording in recordings:
+        plain = re.sub(r"[^A-Za-z0-9_.=-]+", "_", recording.kernel).strip("_.")[:180]
+        name, count = plain, 1
+        while name in names:
+            count += 1
+            name = f"{plain}_{count}"
+        names.append(name)
+    return names
+
+
+def _recording(points: Sequence[TriedPoint], origin: Origin) -> Recording:
+    names = sorted({name for p in points for name, _ in p.trial.params})
+    rows = [ROWS] if any(p.rows for p in points) else []
+    parameters = (TEMPLATE, *rows, *names)
+    results: dict[tuple[Value, ...], Result] = {}
+    for point in points:
+        values = _values(point, parameters)
+        results.setdefault(values, _result(point, values))
+    size = tuple(value for _, value in Workload.parse(origin.bucket).dynamic)
+    return Recording(origin.bucket, origin.target_name, size, parameters, tuple(results.values()), origin)
+
+
+def _values(point: TriedPoint, parameters: Iterable[str]) -> tuple[Value, ...]:
+    own: dict[str, Value] = {**dict(point.trial.params), TEMPLATE: point.trial.template}
+    if point.rows:
+        own[ROWS] = point.rows
+    return tuple(own.get(name, ABSENT) for name in parameters)
+
+
+def _result(point: TriedPoint, values: tuple[Value, ...]) -> Result:
+    trial = point.trial
+    if trial.timing is not None and trial.failure is None:
+        spread, seconds = trial.timing.spread, trial.timing.seconds
+        return Result(values, seconds, None, "", (), trial.build_seconds, spread)
+    failure = trial.failure.kind if trial.failure else FailureClass.HARNESS
+    return Result(values, None, failure, trial.failure.reason if trial.failure else "", (), trial.build_seconds)
+
+
+def _short(template: str) -> str:
+    return template.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
