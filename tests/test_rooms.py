@@ -24,6 +24,7 @@ FLOORS = {
     "tuner": 4,
     "agent": 4,
     "interchange": 4,
+    "torch": 4,
     "mcp": 5,
     "server": 5,
     "cli": 6,

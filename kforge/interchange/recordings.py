@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kforge.core.recording import ABSENT, Origin, Recording, Result, Value
+from kforge.core.recording import ABSENT, Origin, Recording, Result, Value, whole
+from kforge.core.seed import Seed
 from kforge.core.trial import FailureClass
-from kforge.core.workload import Workload
+from kforge.core.workload import Workload, attrs
 from kforge.interchange.t4 import INVALIDITY
 from kforge.tuner.run_view import RunView, TriedPoint
 
 TEMPLATE, ROWS = "template", "rows"  # parameters that every point of kforge's has beside its template's own
+SEEDS = 10  # of a search on another target, for one here to begin with
 
 
 @dataclass(frozen=True)
@@ -103,3 +105,21 @@ def _result(point: TriedPoint, values: tuple[Value, ...]) -> Result:
 
 def _short(template: str) -> str:
     return template.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
+
+
+def seeds_of(recording: Recording, file: str, count: int = SEEDS) -> tuple[Seed, ...]:
+    """The fastest points of a search of kforge's, for searches of the same problem on any target; none of a file that
+    another tool wrote, whose parameters are no template's. Raises ValueError for an origin that names no problem."""
+    if recording.origin is None or TEMPLATE not in recording.parameters:
+        return ()
+    at = Workload.parse(recording.origin.bucket)
+    found = []
+    for result in recording.fastest(count):
+        params = {name: whole(value) for name, value in recording.point(result).items()}
+        template, rows = str(params.pop(TEMPLATE)), params.pop(ROWS, 0)
+        problem = at.problem.with_rows(int(rows)) if rows else at.problem
+        found.append(
+            Seed(problem.operator, problem.static, at.dynamic, template.split("/", 1)[0], template, attrs(params), "",
+                 recording.device, f"{file} (T4)", result.seconds)
+        )
+    return tuple(found)
