@@ -24,6 +24,7 @@ FLOORS = {
     "tuner": 4,
     "agent": 4,
     "interchange": 4,
+    "torch": 4,
     "mcp": 5,
     "server": 5,
     "cli": 6,
@@ -36,6 +37,8 @@ NEIGHBOURS = {
     ("targets", "operators"),
     ("harness", "backends"),
     ("agent", "tuner"),
+    ("interchange", "tuner"),
+    ("interchange", "torch"),
     ("backends", "harness.sandbox"),
 }
 

@@ -32,6 +32,8 @@ VERBS = {
     "operator": Verb("kforge.cli.operator", "app", "Operators made of functions from outside: import, list, show, rm."),
     "try": Verb("kforge.cli.try_kernel", "try_kernel", "Build, check, time and compare a kernel of your own."),
     "flashinfer-bench": Verb("kforge.cli.flashinfer_bench", "app", "FlashInfer-Bench: definitions in, kernels out."),
+    "export": Verb("kforge.cli.export", "app", "Results and kernels for other tools: T4, Kernel Tuner, vLLM, SGLang."),
+    "import": Verb("kforge.cli.bring_in", "app", "What others measured, as where searches begin: T4, vLLM, SGLang."),
     "zoo": Verb("kforge.cli.zoo", "zoo", "Every known cheat against this machine's gates."),
     "judge": Verb("kforge.cli.judge", "app", "Measure the judge: how often it errs on this machine."),
     "generate": Verb("kforge.cli.generate", "generate", "Continue a prompt."),

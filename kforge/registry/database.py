@@ -6,7 +6,7 @@ import datetime
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,10 @@ from kforge.core.errors import KforgeError, sentence_of
 from kforge.core.kernel import KernelRecord, KernelState, Settled
 from kforge.core.lesson import Evidence, Lesson, Subject
 from kforge.core.paths import registry_path, store_path
+from kforge.core.seed import Seed
 from kforge.core.trial import Trial
 from kforge.core.workload import Attr, Problem, attrs
-from kforge.registry import lessons
+from kforge.registry import lessons, seeds
 from kforge.registry.advice import advice
 from kforge.registry.schema import EventRow, KernelRow, RunRow, SettledRow, TrialRow
 from kforge.registry.snapshot import Snapshot, read
@@ -277,6 +278,11 @@ class Registry:
             if not lessons.remove(session, number, reason, now()):
                 raise KforgeError(f"there is no lesson {number} in {self.name}; see: kforge lessons list")
 
+    def add_seeds(self, found: Iterable[Seed]) -> int:
+        """Keep parameters that were measured elsewhere, for searches to begin with; how many were not there yet."""
+        with self._session() as session:
+            return seeds.add(session, found, now())
+
     @contextmanager
     def tuning_lock(self, what: str = "tune") -> Iterator[None]:
         """Held while measuring, because two tunes on one machine would only measure each other, and while files are
@@ -332,6 +338,18 @@ class Registry:
                 .limit(limit)
             )
             return [Tried(r.template, attrs(r.params)) for r in rows]
+
+    def seeds(self, problem: Problem, target_identity: str) -> list[Seed]:
+        """What was measured elsewhere and may begin a search of this problem on this target, the fastest first where
+        times are known."""
+        with self._session(reads=True) as session:
+            found = seeds.everything(session, problem.operator)
+        mine = [s for s in found if s.target_identity in ("", target_identity) and s.fits(problem)]
+        return sorted(mine, key=lambda s: (s.seconds is None, s.seconds or 0.0, s.id))
+
+    def all_seeds(self) -> list[Seed]:
+        with self._session(reads=True) as session:
+            return seeds.everything(session)
 
     def trial_numbers(self, run: str, template: str, limit: int = 6) -> tuple[int, ...]:
         """Trials of a run's template, the fastest first, then those that failed."""

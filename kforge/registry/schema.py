@@ -131,3 +131,22 @@ class LessonEventRow(Base):
     evidence: Mapped[dict] = mapped_column(JSON, default=dict)
     created: Mapped[str] = mapped_column(String)
     __table_args__ = (Index("lesson_event_by_idea", "run", "idea"),)
+
+
+class SeedRow(Base):
+    """Parameters that somebody measured elsewhere: where a search begins, never what is served."""
+
+    __tablename__ = "seed"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    operator: Mapped[str] = mapped_column(String)
+    where: Mapped[dict] = mapped_column(JSON)  # attributes that a problem must have
+    bucket: Mapped[dict] = mapped_column(JSON)
+    backend: Mapped[str] = mapped_column(String)
+    template: Mapped[str] = mapped_column(String)
+    params: Mapped[dict] = mapped_column(JSON)
+    target_identity: Mapped[str] = mapped_column(String)  # whose searches may begin with it; "": anybody's
+    measured_on: Mapped[str] = mapped_column(String)
+    source: Mapped[str] = mapped_column(String)
+    seconds: Mapped[float | None] = mapped_column(Float)
+    created: Mapped[str] = mapped_column(String)
+    __table_args__ = (Index("seed_by_operator", "operator", "target_identity"),)

@@ -18,7 +18,7 @@ from kforge.core.trial import NumericsClass
 from kforge.core.workload import Problem, attrs
 from kforge.registry.advice import advice
 
-KNOWN_SCHEMA = "0002"
+KNOWN_SCHEMA = "0003"
 PATIENCE = 10.0  # seconds that a reader waits where another process holds all of it
 
 _KERNELS = """

@@ -35,6 +35,7 @@ from kforge.tuner.proposing import Proposing
 from kforge.tuner.search import TaskSearch, open_storage
 from kforge.tuner.waiting import retire_timed, waiting_points
 
+IMPORTED = 10  # points measured elsewhere, for each layout, that a search begins with
 BATCH = 4  # points that are built side by side
 _PAUSE = 0.2  # seconds between two looks at a proposer when there is nothing to measure
 _OWN_SHARE, _IDEA_SHARE = 0.4, 0.2  # of the trials, for shipped templates and for each idea while more is thought of
@@ -190,7 +191,8 @@ class Coordinator:
 
     def _seeds(self, space: Space) -> list[Point]:
         """The default in every layout; what was built and checked for this target before it was here; each other
-        template once, the one predicted fastest first; what the registry remembers as fastest."""
+        template once, the one predicted fastest first; what the registry remembers as fastest; what was measured
+        elsewhere."""
         seeds = [space.default(rows) for rows in space.layouts]
         seeds += waiting_points(self.snapshot, space, self.target)
         others = [p for p in space.defaults if p.rows == space.default_rows]
@@ -198,6 +200,9 @@ class Coordinator:
         for rows in space.task.rows_choices():
             for row in self.registry.tried(space.task.at(rows), self.target.identity, limit=5):
                 seeds.append(Point(row.template, rows, row.params))
+        for rows in space.task.rows_choices():
+            for seed in self.registry.seeds(space.task.at(rows), self.target.identity)[:IMPORTED]:
+                seeds += space.seeded(seed, rows)
         return seeds
 
     def _search(self, contests: Sequence[Contest], measurer: Measurer, proposing: Proposing) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kforge.backends.templates import Template
 from kforge.core.defaults import DEFAULT_ROWS
+from kforge.core.seed import Seed
 from kforge.core.target import Target
 from kforge.core.trial import Candidate
 from kforge.core.workload import Attr, attrs, stable_hash
@@ -81,6 +82,19 @@ class Space:
         """What serves untuned in this layout, at its defaults."""
         mine = [p for p in self.defaults if p.rows == rows]
         return max(mine, key=lambda p: (p.template == self._untuned, self._templates[p.template, rows].demand))
+
+    def seeded(self, seed: Seed, rows: int) -> list[Point]:
+        """What the seed's parameters are here: points of every template that has them all, what it does not say being
+        as by default. None where that is not legal: a seed is not moved to its nearest point."""
+        found = []
+        for (name, height), template in self._templates.items():
+            if height != rows or template.backend != seed.backend or seed.template not in ("", name):
+                continue
+            default = template.defaults(self.task.at(rows), self.target)
+            point = Point(name, rows, attrs({**default, **dict(seed.params)}))
+            if point in self and dict(seed.params).keys() <= default.keys():
+                found.append(point)
+        return found
 
     def predicted(self, point: Point, threads: int) -> float:
         """Seconds of one call at each bucket together, before anything was measured; see ``prediction``."""

@@ -103,6 +103,7 @@ class RunView:
     kept: int = 0  # problems that earlier runs had settled, so that this one did not tune them
     serving: Serving | None = None  # after the run; None while it goes on
     offline: bool = False  # for a chip that was not here: candidates were built and checked, none was timed
+    identity: str = ""  # of the target
 
     @property
     def failures(self) -> Counter[str]:
@@ -158,6 +159,7 @@ def view_of(path: Path) -> RunView:
             kept=ends[-1].get("kept", 0) if ends else 0,
             offline=bool(started.get("offline")),
             serving=Serving(**ends[-1]["serving"]) if ends and "serving" in ends[-1] else None,
+            identity=str(started.get("identity", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise KforgeError(
