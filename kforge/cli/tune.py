@@ -17,6 +17,7 @@ from kforge.cli.generate import Act, Kv
 from kforge.cli.numbers import numbers
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV, STEP_TOKENS
 from kforge.core.errors import KforgeError, Stopped, sentence_of
+from kforge.tuner.strategies import DEFAULT, NAMES, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +74,9 @@ def tune(
     max_tokens: Annotated[int, typer.Option(help="Most tokens of the models, in and out.", min=0)] = 0,
     max_calls: Annotated[int, typer.Option(help="Most calls of the models.", min=0)] = 0,
     max_trials: Annotated[int, typer.Option(help="Search at most so many trials; 0: what the time allows.", min=0)] = 0,
+    strategy: Annotated[
+        str, typer.Option(help=f"How points are searched for: {', '.join(NAMES)} (docs/search.md).")
+    ] = DEFAULT,
     retune: Annotated[bool, typer.Option("--retune", help="Also what the registry says is settled.")] = False,
     trust_candidates: Annotated[
         bool, typer.Option("--trust-candidates", help="Run candidates where the sandbox lacks its minimum, too.")
@@ -102,6 +106,7 @@ def tune(
     from kforge.tuner.options import TuneOptions
     from kforge.tuner.tune_operator import imported
 
+    check(strategy)
     if target != "host" and not offline and not resume:
         raise KforgeError(f"target {target} is not this machine, and kernels are timed on the host only (--target "
                           "host); to build and check for it without timing, add --offline")
@@ -149,6 +154,7 @@ def tune(
                 retune=retune,
                 trust_candidates=trust_candidates,
                 max_trials=max_trials,
+                strategy=strategy,
                 agent=agent,
                 max_usd=max_usd,
                 max_tokens=max_tokens,

@@ -144,9 +144,8 @@ class Coordinator:
                     f"no template fits {space.task.problem.key}: {'; '.join(r for _, r in space.refused)}"
                 )
                 continue
-            search = TaskSearch(
-                space, storage, [b.workload.key for b in space.task.buckets], self._seeds(space), seed=self.options.seed
-            )
+            search = TaskSearch(space, storage, [b.workload.key for b in space.task.buckets], self._seeds(space),
+                                self.options.seed, strategy=self.options.strategy)
             default = defaults[space.task.problem]
             candidate = space.render(default, "default")
             timed = measurer.measure(space, default, candidate)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kforge.core.defaults import DEFAULT_ACT, DEFAULT_KV
 from kforge.core.errors import KforgeError
+from kforge.tuner.strategies import DEFAULT
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class TuneOptions:
     retune: bool = False  # also what the registry says is settled
     trust_candidates: bool = False  # run them where the sandbox's minimum is missing too
     seed: int = 0
+    strategy: str = DEFAULT  # how points are searched for (kforge.tuner.strategies)
     max_trials: int = 0  # 0: as many as the time allows
     agent: str = ""  # models that propose templates, by role (kforge.agent.providers.router); "": none
     max_usd: float = 0.0  # of all calls of models; 0: no limit

@@ -111,12 +111,3 @@ class Space:
         made = template.render(self.task.at(point.rows), self.target, dict(point.params), proposer=proposer)
         self._rendered[point, proposer] = made
         return made
-
-
-def difference(a: Point, b: Point) -> float:
-    """Number of coordinates that differ, another template weighing most."""
-    laid = 2.0 * (a.rows != b.rows)
-    if a.template == b.template:  # then the parameters are the same, in the same order
-        return laid + sum(mine != other for mine, other in zip(a.params, b.params, strict=True))
-    mine, other = dict(a.params), dict(b.params)
-    return 10.0 + laid + sum(mine.get(k) != other.get(k) for k in mine.keys() | other.keys())

@@ -121,7 +121,8 @@ class Proposing:
         rows = contest.main.space.default_rows
         seeds = sorted(space.defaults, key=lambda p: p.rows != rows)
         buckets = [b.workload.key for b in contest.task.buckets]
-        search = TaskSearch(space, self._storage, buckets, seeds, seed=self._options.seed, name=proposal.template.path)
+        search = TaskSearch(space, self._storage, buckets, seeds, seed=self._options.seed, name=proposal.template.path,
+                            strategy=self._options.strategy)
         deserved = self._proposer.trials(proposal.id) if self._proposer is not None else math.inf
         contest.lanes.append(Lane(space, search, proposal, deserved=deserved))
         return None

@@ -1,30 +1,30 @@
-"""The search over one task's space: Optuna proposes, points are measured at all buckets at once.
+"""The search over one task's space: a strategy proposes, points are measured at all buckets at once.
 
-One study per bucket, because the best parameters differ by bucket; a measured point is told to all of them, because
-building it is what costs.
+One strategy and one study per bucket, because the best parameters differ by bucket; a measured point is told to all
+of them, because building it is what costs. Optuna's studies are the record: a strategy is rebuilt from them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from kforge.core.workload import Attr
-from kforge.tuner.points import Point, Space, difference
+from kforge.tuner import strategies
+from kforge.tuner.points import Point, Space
+from kforge.tuner.strategies.space import DiscreteSpace
 from kforge.tuner.study_file import open_study_file
 
 POINT = "kforge_point"  # user attribute that names the point a trial stands for
 FAR_BEHIND = 1.5  # times the best: more than any parameter of a template has been seen to make up
-_STRIDE = 7919  # prime: points taken so are spread over a space
 FAILURES = 3  # points that may fail before a template of which none ran is given up
 
 
@@ -39,9 +39,10 @@ class TaskSearch:
 
     def __init__(
         self, space: Space, storage: JournalStorage, buckets: Iterable[str], seeds: Iterable[Point], seed: int = 0,
-        name: str = ""
+        name: str = "", strategy: str = strategies.DEFAULT
     ):
-        """``name`` tells the studies of several searches for one task apart."""
+        """``name`` tells the studies of several searches for one task apart. Raises KforgeError for an unknown
+        ``strategy``."""
         self.space = space
         self.buckets = tuple(buckets)
         self.measured: dict[Point, dict[str, float]] = {}
@@ -49,30 +50,39 @@ class TaskSearch:
         self._turn = itertools.cycle(self.buckets)
         self._dropped: set[str] = set()
         self._distributions = _distributions(space)
-        self._templates = cast(tuple[str, ...], self._distributions["template"].choices)
+        self._numbers = {point: n for n, point in enumerate(space.points)}
+        self._templates = list(dict.fromkeys(point.template for point in space.points))
+        self._template_of = np.array([self._templates.index(point.template) for point in space.points])
+        searched = _numbered(space)
+        self._strategies = {
+            bucket: strategies.make(strategy, searched, seed + n) for n, bucket in enumerate(self.buckets)
+        }
         self._studies = {
             bucket: optuna.create_study(
                 storage=storage,
-                sampler=self._sampler(seed + n),
                 study_name=f"{space.task.problem.key} @ {bucket}{f' @ {name}' if name else ''}",
                 load_if_exists=True,
             )
-            for n, bucket in enumerate(self.buckets)
+            for bucket in self.buckets
         }
+        self._recorded = {bucket: self._restored(bucket) for bucket in self.buckets}
 
-    def _sampler(self, seed: int) -> optuna.samplers.TPESampler:
-        """One per study: a grouped sampler keeps the search space of the study that it first saw."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate and group
-            startup = min(10, len(self.space.points) // 4 + 1)
-            return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, n_startup_trials=startup)
+    def _restored(self, bucket: str) -> set[str]:
+        """Names of the points that the bucket's study knows, after its strategy was told of them."""
+        trials = {t.user_attrs[POINT]: t for t in self._studies[bucket].get_trials(deepcopy=False)
+                  if POINT in t.user_attrs}
+        if trials:
+            for point, number in self._numbers.items():
+                if (trial := trials.get(point.name)) is not None:
+                    self._strategies[bucket].tell(number, math.exp(trial.value) if trial.value is not None else None)
+        return set(trials)
 
     @property
     def exhausted(self) -> bool:
         return not self._seeds and all(p in self.measured or p.template in self._dropped for p in self.space.points)
 
     def propose(self, count: int) -> list[Point]:
-        """Up to ``count`` new points: seeds first, then Optuna's, or all that is left of a tiny space."""
+        """Up to ``count`` new points: seeds first, then the strategy's, or all that is left of a tiny space."""
         proposed: list[Point] = []
         taken = set(self.measured)
         while len(proposed) < count:
@@ -89,19 +99,11 @@ class TaskSearch:
             if seed not in taken:
                 return seed
         self._drop_slow_templates()
-        if all(template in self._dropped for template in self._templates):
+        free = np.array([template not in self._dropped for template in self._templates])[self._template_of]
+        free[[self._numbers[p] for p in taken if p in self._numbers]] = False
+        if not free.any():
             return None
-        study = self._studies[next(self._turn)]
-        trial = study.ask()
-        wanted = self._suggested(trial)
-        study.tell(trial, state=TrialState.FAIL)  # the real outcome is told for the point that is really measured
-        if wanted in self.space and wanted not in taken and wanted.template not in self._dropped:
-            return wanted  # as often as not, and a look at all points of a large space takes longer than a trial
-        live = [p for p in self.space.points if p.template not in self._dropped and p not in taken]
-        alike = [p for p in live if p.template == wanted.template]
-        if not alike:  # nothing is left of that template, and others are not near it: anything
-            return live[_STRIDE * len(taken) % len(live)] if live else None
-        return min(alike, key=lambda p: difference(p, wanted))
+        return self.space.points[self._strategies[next(self._turn)].ask(free)]
 
     def _drop_slow_templates(self) -> None:
         """A template that is far behind in every bucket at its own best so far gets no more of the time."""
@@ -112,23 +114,16 @@ class TaskSearch:
             if not hopeful and (any(own) or len(own) >= FAILURES):
                 self._dropped.add(template)
 
-    def _suggested(self, trial: optuna.Trial) -> Point:
-        template = trial.suggest_categorical("template", self._templates)
-        rows = cast(int, trial.suggest_categorical("rows", self._distributions["rows"].choices))
-        params: dict[str, Attr] = {}
-        for name, distribution in self._distributions.items():
-            owner, _, param = name.partition(":")
-            if owner == template and param:
-                params[param] = cast(Attr, trial.suggest_categorical(name, distribution.choices))
-        return Point(template, rows, tuple(sorted(params.items())))
-
     def tell(self, point: Point, seconds: dict[str, float]) -> None:
         """What a point took per call in each bucket; a bucket that is missing failed there."""
         if point in self.measured:
             return
         self.measured[point] = seconds
         for bucket, study in self._studies.items():
-            if not any(t.user_attrs.get(POINT) == point.name for t in study.get_trials(deepcopy=False)):
+            if point in self._numbers:
+                self._strategies[bucket].tell(self._numbers[point], seconds.get(bucket))
+            if point.name not in self._recorded[bucket]:
+                self._recorded[bucket].add(point.name)
                 study.add_trial(self._frozen(point, seconds.get(bucket)))
 
     def _frozen(self, point: Point, seconds: float | None) -> FrozenTrial:
@@ -142,6 +137,16 @@ class TaskSearch:
             value=math.log(seconds) if seconds else None,
             state=TrialState.COMPLETE if seconds else TrialState.FAIL,
         )
+
+
+def _numbered(space: Space) -> DiscreteSpace:
+    """A parameter of one name is one coordinate whichever template has it: it most often means the same."""
+    params = [dict(point.params) for point in space.points]
+    names = dict.fromkeys(name for own in params for name in own)
+    return DiscreteSpace(
+        {"template": [p.template for p in space.points], "rows": [p.rows for p in space.points]}
+        | {f"parameter {name}": [own.get(name) for own in params] for name in names}
+    )
 
 
 def _distributions(space: Space) -> dict[str, CategoricalDistribution]:
