@@ -16,7 +16,7 @@ _STRIDE = re.compile(r"(?P<tensor>\w+)\.stride(?P<dimension>\d+)\Z")
 def bound(launch: LaunchHeader, problem: Problem, params: Mapping[str, Attr], path: str) -> Launch:
     """The launch of this problem with these parameters. Raises TemplateError for what the operator does not have."""
     operator = get(problem.operator)
-    workload = Workload.of(problem, **{axis: 1 for axis in operator.dynamic_axes})
+    workload = Workload(problem, tuple((axis, 1) for axis in sorted(operator.dynamic_axes)))
     dimensions = {spec.name: len(spec.shape) for spec in operator.tensors(workload)}
     arguments = []
     for text in launch.arguments:
