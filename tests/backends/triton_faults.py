@@ -184,7 +184,7 @@ faults = [
     Fault("linear bf16", "gate and up exchanged", "packed_up = c // 16 * 32 + c % 16 + 16",
           "packed_up = c // 16 * 32 + c % 16"),
     Fault("linear bf16", "scale one exponent off", "(e - 1) << 23", "e << 23"),
-    Fault("linear bf16", "denormal scales flushed", "0x200000 << e", "0 * e"),
+    Fault("linear bf16", "denormal scales flushed", "0x200000 << (e & 1)", "0 * e"),
     Fault("linear bf16", "sign of a code left out", "(u & 8) << 12", "(u & 0) << 12"),
     Fault("linear bf16", "rows of the first tile of a panel", "row_gate // 16 *", "0 *"),
     Fault("linear bf16", "unmasked columns", "inside_c = c[:, None] < WIDTH", "inside_c = c[:, None] < WIDTH + 4"),
