@@ -153,10 +153,10 @@ faults = [
     Fault("rope_kv_write", "sign of the sine", "a * c - b * s", "a * c + b * s"),
     Fault("rope_kv_write", "pairs of the other style", "first + HALF", "first + 1"),
     Fault("rope_kv_write", "v rotated", "tl.where(is_v, b, ", "tl.where(is_v & False, b, "),
-    Fault("rope_kv_write", "negative slots written", "written = inside & (place >= 0)", "written = inside"),
+    Fault("rope_kv_write", "negative slots written", "written = inside & (place >= 0)[:, None]", "written = inside"),
     Fault("rope_kv_write", "slot one off", "offset = place % P", "offset = (place + 1) % P"),
     Fault("rope_kv_write", "k stored as v is", "k + second * P", "k + second"),
-    Fault("rope_kv_write", "head one off", "head[:, None] - HQ) * (D * P)", "head[:, None] - HQ + 1) * (D * P)"),
+    Fault("rope_kv_write", "head one off", "head - HQ) * (D * P)", "head - HQ + 1) * (D * P)"),
     Fault("rope_kv_write", "rounded towards zero", "rotated_a.to(tl.bfloat16)",
           "(rotated_a.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True).to(tl.bfloat16)"),
 
