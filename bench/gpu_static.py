@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from kforge.backends import templates
@@ -89,7 +90,7 @@ def main() -> None:
     jobs = list(_jobs(chosen, args.operators.split(",") if args.operators else None, args.corners))
     console.print(f"triton {triton().version}; {len(jobs)} builds for {', '.join(chosen)}; nothing is measured")
     with ProcessPoolExecutor(args.processes) as pool:
-        rows = list(pool.map(_built, jobs))
+        rows = list(track(pool.map(_built, jobs), "building", len(jobs), console=Console(stderr=True)))
     table = Table("template", "problem", "target", "point", "registers", "spill B", "shared B", "occupancy",
                   "groups/unit", "waves", "predicted us", "bound by")
     for row in rows:
