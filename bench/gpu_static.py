@@ -1,11 +1,11 @@
-"""Every Triton template built for every GPU that a target file describes, without one: registers, spills, shared memory,
-occupancy and predicted time. Nothing here was measured on a GPU.
+"""Every Triton template built for every GPU that a target file describes, without one: registers, spills, shared
+memory, occupancy and predicted time. Nothing here was measured on a GPU.
 
     python bench/gpu_static.py [--targets NAME,...] [--operators NAME,...] [--corners default|few|all] [--processes N]
                                [--json FILE]
 
-The calls are those of a decoding step of Qwen3-8B and GPT-OSS-20B at batch 8. Builds come from the cache where they were
-made before; reports lie beside them.
+The calls are those of a decoding step of Qwen3-8B and GPT-OSS-20B at batch 8. Builds come from the cache where they
+were made before; reports lie beside them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from kforge.backends import templates
@@ -89,9 +90,9 @@ def main() -> None:
     jobs = list(_jobs(chosen, args.operators.split(",") if args.operators else None, args.corners))
     console.print(f"triton {triton().version}; {len(jobs)} builds for {', '.join(chosen)}; nothing is measured")
     with ProcessPoolExecutor(args.processes) as pool:
-        rows = list(pool.map(_built, jobs))
-    table = Table("template", "problem", "target", "point", "registers", "spill B", "shared B", "occupancy", "groups/unit",
-                  "waves", "predicted us", "bound by")
+        rows = list(track(pool.map(_built, jobs), "building", len(jobs), console=Console(stderr=True)))
+    table = Table("template", "problem", "target", "point", "registers", "spill B", "shared B", "occupancy",
+                  "groups/unit", "waves", "predicted us", "bound by")
     for row in rows:
         if row.report is not None:
             have = dict(row.report.resources)
@@ -104,8 +105,8 @@ def main() -> None:
     console.print(table)
     failed = [row for row in rows if row.failure and not row.failure.startswith(FailureClass.MEMORY.value)]
     unfit = sum(row.failure.startswith(FailureClass.MEMORY.value) for row in rows)
-    console.print(f"{len(rows) - len(failed) - unfit} built, {unfit} need more shared memory or threads than the target "
-                  f"has, {len(failed)} failed")
+    console.print(f"{len(rows) - len(failed) - unfit} built, {unfit} need more shared memory or threads than the "
+                  f"target has, {len(failed)} failed")
     if args.json:
         args.json.write_text(json.dumps({"triton": triton().version, "rows": [_record(row) for row in rows]}, indent=1))
     raise SystemExit(bool(failed))

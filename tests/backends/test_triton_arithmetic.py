@@ -1,4 +1,4 @@
-"""Arithmetic in the child that interprets Triton kernels: rounded as the hardware rounds, where the interpreter is wrong.
+"""Arithmetic in the child that interprets Triton kernels: as the hardware rounds, where the interpreter is wrong.
 
 Kernels run as candidates' do, in the sandbox; what must come out is computed by torch, whose bfloat16 and 8-bit
 conversions round to nearest even.
@@ -128,7 +128,8 @@ def values(seed: int, count: int = N) -> np.ndarray:
     """Of all magnitudes, with what is special first."""
     rng = np.random.default_rng(seed)
     drawn = (rng.standard_normal(count) * 2.0 ** rng.integers(-20, 20, count)).astype(np.float32)
-    special = [0.0, -0.0, 1.0, 1e-40, np.inf, -np.inf, np.nan, 3.39e38, 65504.0, 448.0, 449.0, 464.0, 57344.0, 0.001953125]
+    special = [0.0, -0.0, 1.0, 1e-40, np.inf, -np.inf, np.nan, 3.39e38, 65504.0, 448.0, 449.0, 464.0, 57344.0,
+               0.001953125]
     drawn[: len(special)] = special
     return drawn
 
@@ -152,7 +153,8 @@ def test_bfloat16_arithmetic_rounds_each_operation_to_nearest_even(child: Child)
     x, y = (torch.from_numpy(values(seed)).to(torch.bfloat16) for seed in (1, 2))
     out = np.zeros(8 * N, np.uint16)
     child("arithmetic", ("*bf16", bits(x).copy()), ("*bf16", bits(y).copy()), ("*bf16", out))
-    wanted = (x + y, x - y, x * y, -x, torch.where(x < y, x, y), None, x.abs(), torch.full((N,), 0.3).to(torch.bfloat16))
+    constant = torch.full((N,), 0.3).to(torch.bfloat16)
+    wanted = (x + y, x - y, x * y, -x, torch.where(x < y, x, y), None, x.abs(), constant)
     for i, one in enumerate(wanted):
         if one is not None:
             same(out[i * N:(i + 1) * N], one)

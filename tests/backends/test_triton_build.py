@@ -50,7 +50,8 @@ def built(of_candidate: Candidate, target=H200) -> Artifact:
     return found
 
 
-@pytest.mark.parametrize(("target", "kind", "warp"), [(H200, "cubin", 32), (MI300X, "hsaco", 64)], ids=["nvidia", "amd"])
+@pytest.mark.parametrize(("target", "kind", "warp"), [(H200, "cubin", 32), (MI300X, "hsaco", 64)],
+                         ids=["nvidia", "amd"])
 def test_a_template_becomes_a_binary_with_its_launches_and_a_report(target, kind: str, warp: int) -> None:
     artifact = built(candidate(), target)
     binary = unpack(artifact.data)
@@ -111,7 +112,8 @@ def test_more_shared_memory_than_a_group_may_have_is_told() -> None:
 def test_a_time_limit_ends_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     from kforge.backends.triton.build import BuildLimits, build
 
-    found = build(candidate("BLOCK = tl.constexpr(1024)", "BLOCK = tl.constexpr(2048)"), H200, BuildLimits(seconds=0.05))
+    larger = candidate("BLOCK = tl.constexpr(1024)", "BLOCK = tl.constexpr(2048)")
+    found = build(larger, H200, BuildLimits(seconds=0.05))
     assert isinstance(found, Failure) and found.kind is FailureClass.COMPILE_LIMIT
 
 
@@ -184,7 +186,7 @@ def test_the_child_that_compiles_reads_nothing_else(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (work / "look.py").write_text("import os\nfor place in ('/root', '/home', '/etc/passwd'):\n    try:\n"
-                                  "        print(len(os.listdir(place)) if os.path.isdir(place) else open(place).read())\n"
+                                  "        print(os.listdir(place) if os.path.isdir(place) else open(place).read())\n"
                                   "    except OSError as error:\n        print('kept out')\n")
     python = installed.command("build.py")[:-1]
     outcome = run([*python, "look.py"], work, Limits(20, 1 << 30, 1 << 20), installed.readable(installed.triton()))

@@ -54,7 +54,8 @@ def test_what_a_module_does_by_itself_is_refused(line: str) -> None:
     "tl.inline_asm_elementwise('', '', [x], tl.int32, True, 1)", "x.__class__", "tl.core.builtin", "y = x.handle",
     "triton.runtime.driver", "triton.language.core", "getattr(x, 'handle')", "f = lambda: 1", "global H",
     "y = tl.load(x, _semantic=None)", "y = [i for i in range(3)]", "range = 3", "y = __import__('os')",
-    "y = tl.extra.cuda.globaltimer()", "with x:\n        pass", "try:\n        pass\n    except ValueError:\n        pass",
+    "y = tl.extra.cuda.globaltimer()", "with x:\n        pass",
+    "try:\n        pass\n    except ValueError:\n        pass",
 ], ids=range(22))
 def test_what_leads_out_of_a_kernel_is_refused(line: str) -> None:
     found = admit(HEAD + f"@triton.jit\ndef f(x):\n    {line}\n")

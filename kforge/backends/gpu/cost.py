@@ -2,25 +2,26 @@
 
 For each launch, with G groups of W warps of w threads, on U units at clock f:
 
-- *Residency*. A unit holds R groups at a time: the least of what its warps, its limit of blocks, its registers (rounded
-  up to the granularity that they are given out in) and its shared memory allow. Occupancy is R W over the warps that a
-  unit can hold.
+- *Residency*. A unit holds R groups at a time: the least of what its warps, its limit of blocks, its registers
+  (rounded up to the granularity that they are given out in) and its shared memory allow. Occupancy is R W over the
+  warps that a unit can hold.
 - *Waves*. With S = U R places, ceil(G / S) waves run, each taken to last as long as a full one: work takes
   q = ceil(G / S) S / G times as long as if it could be shared out evenly. Below one wave q is 1, and only min(G, U)
   units compute.
 - *Memory*. The bytes that the operator must move (``Operator.cost``) at the bandwidth B. A memory of latency L needs
-  B L bytes under way (Little's law); under way are, in each unit, the loads of one pass of the main loop of its resident
-  warps, times the stages of a pipeline less one. Where that is too little, the bandwidth is that share of B.
+  B L bytes under way (Little's law); under way are, in each unit, the loads of one pass of the main loop of its
+  resident warps, times the stages of a pipeline less one. Where that is too little, the bandwidth is that share of B.
 - *Matrices*. The operator's operations at the peak of the instructions found in the main loop (bf16, fp16, tf32, int8,
   fp8), else at that of float32 multiply-adds.
-- *Issue*. A pass of the main loop takes so many instructions and loads so many bytes; so the bytes that must be moved say
-  how many passes there are in all, and with that the instructions, which a unit issues at i a clock: 4 on NVIDIA (four
-  schedulers; CUDA C++ Programming Guide, "Hardware Multithreading"), 1 on AMD with wavefronts of 64 (four SIMDs of 16
-  lanes, four clocks each), 2 with wavefronts of 32 (two SIMDs of 32 lanes; AMD's CDNA 3 and RDNA 3 ISA guides). A kernel
-  without a loop runs its instructions once for each warp.
+- *Issue*. A pass of the main loop takes so many instructions and loads so many bytes; so the bytes that must be moved
+  say how many passes there are in all, and with that the instructions, which a unit issues at i a clock: 4 on NVIDIA
+  (four schedulers; CUDA C++ Programming Guide, "Hardware Multithreading"), 1 on AMD with wavefronts of 64 (four SIMDs
+  of 16 lanes, four clocks each), 2 with wavefronts of 32 (two SIMDs of 32 lanes; AMD's CDNA 3 and RDNA 3 ISA guides).
+  A kernel without a loop runs its instructions once for each warp.
 
-The launch takes ``q max(memory, matrices, issue)`` and a fixed cost of starting. Where several are launched, the one that
-loads most in its loop is held to move the operator's bytes, the others to move what their own instructions load, once.
+The launch takes ``q max(memory, matrices, issue)`` and a fixed cost of starting. Where several are launched, the one
+that loads most in its loop is held to move the operator's bytes, the others to move what their own instructions load,
+once.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def report(binary: DeviceBinary, workload: Workload, target: Target) -> StaticRe
     if resources["spill_bytes"]:
         notes.append(f"a thread spills {resources['spill_bytes']} bytes: their traffic is not in the time")
     if dict(entry.mix).get("load_global", 0) + dict(entry.mix).get("copy_async", 0) == 0:
-        notes.append("the main loop loads nothing that could be seen: its passes are not known, and instructions not timed")
+        notes.append("the main loop loads nothing that could be seen: how often it runs is not known")
     if entry.kind == "hsaco":
         notes.append("instructions are the compiler's assembly's: there is no disassembler for AMD here")
     return StaticReport(tuple(shown), entry.mix, at.residency.occupancy, sum(p.seconds for p in parts),

@@ -73,6 +73,8 @@ def _examined(elf: ELFFile, kernel: str, arch: str) -> Facts | Failure:
     if given.get(".uses_dynamic_stack"):
         return _refused("the size of its stack is not known before it runs")
     text = elf.get_section_by_name(".text")
+    if text is None:
+        return _refused("it has no code")
     return Facts(int(given[".vgpr_count"]), int(given[".sgpr_count"]), int(given.get(".agpr_count", 0)),
                  int(given[".private_segment_fixed_size"]), int(given[".group_segment_fixed_size"]),
                  tuple(int(argument[".size"]) for argument in given[".args"]), int(given[".wavefront_size"]),

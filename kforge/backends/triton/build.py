@@ -187,12 +187,12 @@ def _unfit(artifact: Artifact, target: Target) -> Failure | None:
     for launch in artifact.launches:
         most = target.gpu.shared_per_block
         if most is not None and launch.shared_bytes > most:
-            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} needs {launch.shared_bytes} bytes of shared "
-                           f"memory, {target.name} has {most} for one")
+            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} needs {launch.shared_bytes} bytes of "
+                           f"shared memory, {target.name} has {most} for one")
         threads, limit = launch.warps * ARCHES[target.arch][2], target.gpu.threads_per_block
         if limit is not None and threads > limit:
-            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} has {threads} threads, {target.name} allows "
-                           f"{limit}")
+            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} has {threads} threads, {target.name} "
+                           f"allows {limit}")
     return None
 
 
@@ -210,7 +210,8 @@ def _worst(entries: list[Entry]) -> tuple[tuple[str, int], ...]:
 
 def _answer(work: Path, outcome: Outcome, text: str, limits: BuildLimits) -> list[dict[str, Any]] | Failure:
     if outcome.timed_out:
-        return Failure(FailureClass.COMPILE_LIMIT, f"Triton took longer than {limits.seconds:g} s", outcome.text[-2000:])
+        return Failure(FailureClass.COMPILE_LIMIT, f"Triton took longer than {limits.seconds:g} s",
+                       outcome.text[-2000:])
     try:
         answer = json.loads(_file(work / "answer.json", _ANSWER_BYTES))
         if "error" not in answer:

@@ -1,7 +1,7 @@
 """Runs a candidate's kernels in Triton's interpreter, call by call: a JSON line in, a JSON line out. In the sandbox.
 
-Tensors lie in memory that the parent shares, fills and looks at afterwards, between fences and inaccessible pages. Every
-access is held against them here as well: what leaves its tensor is told, and not done.
+Tensors lie in memory that the parent shares, fills and looks at afterwards, between fences and inaccessible pages.
+Every access is held against them here as well: what leaves its tensor is told, and not done.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import package  # noqa: E402
+import package
 
 _NONE, _BOTH = 0, 3  # PROT_NONE, PROT_READ | PROT_WRITE
 _SHARED, _PRIVATE, _FIXED, _ANONYMOUS = 1, 2, 16, 32
@@ -79,7 +79,7 @@ class Memory:
 
     def _refuse(self, address, size, writes):
         index = bisect_right(self.starts, address) - 1
-        start, length, name, writable = self.tensors[max(index, 0)]
+        start, length, name, _ = self.tensors[max(index, 0)]
         if start <= address and address + size <= start + length:
             raise Trespass("input_modified", f"the kernel writes to its input {name}", f"byte {address - start}")
         nearest = min(self.tensors, key=lambda t: max(t[0] - address, address - (t[0] + t[1])))
@@ -128,12 +128,12 @@ def shuffle(interpreter, np):
     """Lets groups run in an order of their own: a function that sets it, from a seed (0: ascending)."""
     builder = interpreter.InterpreterBuilder
     plain = builder.set_grid_idx
-    order = {"seed": 0}
+    order: dict = {"seed": 0, "dim": None, "places": None}
 
     def set_grid_idx(self, x, y, z):
         if order["seed"]:
             nx, ny, nz = self.grid_dim
-            if order.get("dim") != (nx, ny, nz, order["seed"]):
+            if order["dim"] != (nx, ny, nz, order["seed"]):
                 order["dim"] = (nx, ny, nz, order["seed"])
                 order["places"] = np.random.default_rng(order["seed"]).permutation(nx * ny * nz)
             place = int(order["places"][(x * ny + y) * nz + z])
@@ -152,10 +152,9 @@ def main():
                       TRITON_BACKENDS_IN_TREE="1", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
     np = package.load("numpy", job["numpy"])
     package.load("triton", job["triton"])
+    import rounding
     import triton.language as tl
     from triton.runtime import interpreter
-
-    import rounding
 
     rounding.install()
     options = interpreter.interpreter_builder.options
@@ -173,7 +172,8 @@ def main():
             pointer = tl.pointer_type(element)
             handle = interpreter.TensorHandle(np.array([memory.base + value], dtype=np.uint64), pointer)
             return tl.tensor(handle, pointer)
-        dtype, plain = {"i64": (tl.int64, np.int64), "i32": (tl.int32, np.int32), "fp32": (tl.float32, np.float32)}[kind]
+        of = {"i64": (tl.int64, np.int64), "i32": (tl.int32, np.int32), "fp32": (tl.float32, np.float32)}
+        dtype, plain = of[kind]
         return tl.tensor(interpreter.TensorHandle(np.array([value], dtype=plain), dtype), dtype)
 
     def run(call):

@@ -3,7 +3,8 @@
 In Triton 3.6 to 3.9 the interpreter keeps bfloat16 and 8-bit floats as raw integers: it adds, multiplies, compares and
 reduces these integers, converts by truncation or with a rounding that does not carry into the exponent, and multiplies
 float32 matrices exactly whatever their input precision. Here operands are widened to float32 first, each operation's
-result is rounded to nearest even, a multiply-add rounds once, and a product of float32 matrices has its operands rounded as the hardware has them.
+result is rounded to nearest even, a multiply-add rounds once, and a product of float32 matrices has its operands
+rounded as the hardware has them.
 """
 
 import numpy as np
@@ -16,7 +17,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 # (then 0x80 is NaN). OCP 8-bit Floating Point Specification 1.0 (e4nv, e5); AMD's FNUZ formats in its CDNA 3 ISA guide.
 FORMATS = {"fp8e4nv": (4, 3, 7, False, False), "fp8e5": (5, 2, 15, True, False), "fp8e4b8": (4, 3, 8, False, True),
            "fp8e5b16": (5, 2, 16, False, True)}
-_TABLES = {}
+_TABLES: dict = {}
 
 
 def is_raw(dtype):
