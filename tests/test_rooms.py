@@ -40,6 +40,7 @@ NEIGHBOURS = {
     ("interchange", "tuner"),
     ("interchange", "torch"),
     ("backends", "harness.sandbox"),
+    ("backends", "harness.fenced"),
 }
 
 

@@ -87,12 +87,19 @@ def narrow(array: np.ndarray, dtype: DType) -> np.ndarray:
     return rounded.astype(np.uint16)
 
 
+def rounded_bf16(x: np.ndarray) -> np.ndarray:
+    """float32 values as the nearest bf16 ones, ties to even, in float32 again."""
+    import numpy as np
+
+    return (narrow(x, DType.BF16).astype(np.uint32) << 16).view(np.float32)
+
+
 def bf16_activations(x: np.ndarray) -> np.ndarray:
     """float32: ``x`` rounded as the variant ``bf16_dot`` declares, to the nearest bf16, denormals to the zero of their
     sign."""
     import numpy as np
 
-    rounded = widen(narrow(x, DType.BF16), DType.BF16).astype(np.float32)
+    rounded = rounded_bf16(x)
     return np.where(np.abs(rounded) < LEAST_NORMAL, np.copysign(np.float32(0), rounded), rounded)
 
 

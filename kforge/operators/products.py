@@ -38,15 +38,16 @@ class Sums:
 
 
 def sums(x: np.ndarray, weight: QuantizedWeight, *, act: str, bias: np.ndarray | None) -> Sums:
-    """x float32 [M, K] times weight [N, K], plus bias [N]. Unless ``act`` is f32 x is rounded first, as declared."""
+    """x float32 [M, K] times weight [N, K], plus bias [N]. Unless ``act`` is f32 x is rounded or quantised first, as
+    declared."""
     import numpy as np
 
     traits, k = weight.format.traits, weight.k
-    if act == "bf16_dot":
-        x = numerics.bf16_activations(x)
-    wide, lost = x.astype(np.float64), k * numerics.FLUSHED if act == "bf16_dot" else k
+    rounding = {"bf16": numerics.rounded_bf16, "bf16_dot": numerics.bf16_activations}
+    wide = (rounding[act](x) if act in rounding else x).astype(np.float64)
+    lost = k * numerics.FLUSHED if act == "bf16_dot" else k
     terms = (wide != 0).sum(axis=1, keepdims=True)
-    if act not in ("f32", "bf16_dot"):
+    if act not in ("f32", *rounding):
         quantized = numerics.quantize_a8(x, act)
         wide, lost = quantized.exact(), 127 * k << traits.bits
         groups = quantized.q.reshape(*quantized.d.shape, -1).any(axis=2).sum(axis=1, keepdims=True)
