@@ -7,6 +7,8 @@
 #ifndef KFORGE_MATH_H
 #define KFORGE_MATH_H
 
+#if !defined(KFORGE_DEVICE) /* device.h gives GPUs the integer types, KF_INLINE and what is left out below */
+
 #include <stdint.h>
 
 #if defined(__x86_64__)
@@ -64,6 +66,12 @@ KF_INLINE float sqrt(float x) {
     return __builtin_sqrtf(x);
 #endif
 }
+
+}  // namespace kf
+
+#endif
+
+namespace kf {
 
 KF_INLINE float abs(float x) { return from_bits(bits(x) & 0x7fffffffu); }
 
