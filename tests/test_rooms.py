@@ -37,6 +37,7 @@ NEIGHBOURS = {
     ("harness", "backends"),
     ("agent", "tuner"),
     ("backends", "harness.sandbox"),
+    ("backends", "harness.fenced"),
 }
 
 

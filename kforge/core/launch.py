@@ -40,6 +40,7 @@ class Argument:
     kind: ArgumentKind
     name: str  # the tensor's, axis' or scalar's in the operator's contract; "scratch"
     dimension: int = 0  # of a stride
+    multiple: int = 1  # of what a stride or a pointer's address (in bytes) is one: the binary relies on it
 
     @property
     def text(self) -> str:

@@ -77,8 +77,8 @@ class ControlPage(ctypes.Structure):
 class SharedMemory:
     """An anonymous memory file with a mapping in this process; gone when closed, whatever becomes of the process."""
 
-    def __init__(self, name: str, size: int) -> None:
-        self.fd = os.memfd_create(name)
+    def __init__(self, name: str, size: int, sealable: bool = False) -> None:
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealable else 0))
         try:
             os.ftruncate(self.fd, size)
             self.map = mmap.mmap(self.fd, size)
@@ -86,6 +86,11 @@ class SharedMemory:
             os.close(self.fd)
             raise
         self.size = size
+
+    def discard(self, used: int) -> None:
+        """Its first ``used`` bytes are zeros again, and take no memory."""
+        if used:
+            self.map.madvise(mmap.MADV_REMOVE, 0, -(-used // mmap.PAGESIZE) * mmap.PAGESIZE)
 
     def close(self) -> None:
         with contextlib.suppress(BufferError):  # an array still looks at it; the mapping goes when that does

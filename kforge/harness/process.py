@@ -11,12 +11,11 @@ import numpy as np
 from kforge.core.trial import Failure, FailureClass
 from kforge.core.workload import Workload
 from kforge.harness.control import Command
-from kforge.harness.forms import Form
+from kforge.harness.fenced import SCRATCH, FencedCall
 from kforge.harness.slots import PAGE, Place, SlotFile, round_up
 from kforge.harness.zygote import Child
-from kforge.operators.base import Operator, Role
+from kforge.operators.base import Operator
 
-SCRATCH = "scratch"
 SCRATCH_LIMIT = 256 << 20
 _DOUBLED_SCRATCH = 64 << 10  # per thread
 POISONS = (0xFF, 0x7F)  # as float32: a NaN, and 3.4e38
@@ -133,52 +132,14 @@ class Process:
         wanted = self.scratch_bytes(workload, threads, seconds)
         if isinstance(wanted, Failure):
             return wanted
-        forms = [Form.of(spec, strided) for spec in self._operator.tensors(workload)]
-        places = [self.slots.place_at_end(form.spec.name, form.bytes) for form in forms]
-        for form, place in zip(forms, places, strict=True):
-            self.slots.fence(place, fence)
-            memory = self.slots.view(place)
-            memory[:] = poison
-            form.gaps(memory)[...] = fence
-            if form.spec.role is not Role.OUT:
-                form.elements(memory)[...] = inputs[form.spec.name].reshape(form.spec.shape)
-        scratch = self.slots.place_at_end(SCRATCH, wanted) if wanted else None
-        if scratch is not None:
-            self.slots.fence(scratch, fence)
-            self.slots.view(scratch)[:] = poison
-        arguments = [TensorArgument(self.address(p), form.strides) for form, p in zip(forms, places, strict=True)]
+        call = FencedCall(self.slots, self._operator, workload, inputs, wanted, poison, fence, strided)
+        arguments = [TensorArgument(self.address(place), form.strides) for form, place in call.tensors]
+        scratch = call.scratch
         elapsed = self.run(workload, arguments, Scratch(scratch) if scratch else None, threads, 1, 0, seconds,
                            late=late, scalars=self._operator.given_scalars(workload, inputs))
         if isinstance(elapsed, Failure):
             return elapsed
-        if (failure := self._trespass(forms, places, scratch, inputs, fence)) is not None:
-            return failure
-        return {
-            form.spec.name: form.elements(self.slots.view(place)).copy()
-            for form, place in zip(forms, places, strict=True)
-            if form.spec.role is not Role.IN
-        }
-
-    def _trespass(self, forms: Sequence[Form], places: Sequence[Place], scratch: Place | None,
-                  inputs: Mapping[str, np.ndarray], fence: int) -> Failure | None:
-        """What the kernel wrote that was not its to write."""
-        for place in (*places, *([scratch] if scratch is not None else [])):
-            if (offset := self.slots.broken_fence(place, fence)) is not None:
-                name = place.slot.name
-                where = f"byte {offset} from the start of {name}, which has {place.size}"
-                return Failure(FailureClass.FENCE, f"the kernel wrote outside {name}", where)
-        for form, place in zip(forms, places, strict=True):
-            memory = self.slots.view(place)
-            name = form.spec.name
-            if (form.gaps(memory) != fence).any():
-                reason = f"the kernel wrote between the rows of {name}: its stride is not its width"
-                return Failure(FailureClass.FENCE, reason)
-            if form.spec.role is Role.IN:
-                given = np.ascontiguousarray(inputs[name]).reshape(form.spec.shape)
-                left = np.ascontiguousarray(form.elements(memory))
-                if given.tobytes() != left.tobytes():
-                    return Failure(FailureClass.INPUT_MODIFIED, f"the kernel changed its input {name}")
-        return None
+        return call.outputs()
 
     def _put_axes(self, workload: Workload, scalars: Sequence[float] | None = None) -> None:
         axes = workload.axes

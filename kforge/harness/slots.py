@@ -65,7 +65,8 @@ class SlotFile:
     could make it slow, or run as it.
     """
 
-    def __init__(self, requests: Sequence[SlotRequest], threads: int) -> None:
+    def __init__(self, requests: Sequence[SlotRequest], threads: int, memory: SharedMemory | None = None) -> None:
+        """In ``memory``, which must be large enough and stays its owner's, else in memory of its own."""
         slots = []
         address, offset = PAGE, 0
         for request in requests:
@@ -77,7 +78,8 @@ class SlotFile:
         self.reserve_bytes = address
         self._stacks = threads * STACK_BYTES
         self._stacks_offset = offset
-        self.memory = SharedMemory("kforge-slots", offset + CHILDREN * self._stacks)
+        self._borrowed = memory is not None
+        self.memory = memory or SharedMemory("kforge-slots", offset + CHILDREN * self._stacks)
         self._bytes = np.frombuffer(self.memory.map, dtype=np.uint8)
         self._by_name = {slot.name: slot for slot in self.slots}
 
@@ -130,4 +132,5 @@ class SlotFile:
 
     def close(self) -> None:
         del self._bytes
-        self.memory.close()
+        if not self._borrowed:
+            self.memory.close()
