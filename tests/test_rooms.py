@@ -38,6 +38,7 @@ NEIGHBOURS = {
     ("agent", "tuner"),
     ("backends", "harness.sandbox"),
     ("backends", "harness.fenced"),
+    ("backends", "harness.callers"),
 }
 
 

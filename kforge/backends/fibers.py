@@ -10,17 +10,23 @@ import ast
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from kforge.backends.verbs import Checked
+from kforge.core.errors import KforgeError
+from kforge.core.image import Image
 from kforge.core.launch import Argument, ArgumentKind, Launch, LaunchError, names
-from kforge.core.trial import Candidate, Failure, FailureClass, NumericsClass
+from kforge.core.trial import Candidate, Failure, FailureClass
 from kforge.core.workload import Workload
 
-WHERE = "fibers"
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kforge.operators.base import Arrays
+
 _OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 _CALLS: dict[type[ast.operator], str] = {ast.FloorDiv: "div", ast.Mod: "mod"}
-_TRAPPED = ("a trap of the check: a barrier or shuffle that some threads do not reach, a write outside shared memory, more "
-            "than 48 KiB of it, or more than 16 KiB of a thread's stack; else ")
+_TRAPPED = ("stopped by the check (a barrier or shuffle that some threads do not reach, a write outside shared memory, "
+            "more than 48 KiB of it, or more than 16 KiB of a thread's stack): ")
 
 
 def native_candidate(candidate: Candidate, warp: int, *, descending: bool) -> Candidate:
@@ -29,33 +35,63 @@ def native_candidate(candidate: Candidate, warp: int, *, descending: bool) -> Ca
     return replace(candidate, backend="cpp", source=_source(candidate, warp, descending), launches=())
 
 
-def check_on_fibers(candidate: Candidate, workload: Workload, warp: int, seed: int) -> Checked | Failure:
-    """Every case of the harness, with threads in both orders. Raises KforgeError where this machine confines no
+class Fibers:
+    """See ``kforge.backends.verbs.StandIn``: each call is made twice, with threads in both orders, in two locked-down
+    processes; both must leave the same bits."""
+
+    where = "fibers"
+
+    def __init__(self, images: tuple[Image, Image], operator: str) -> None:
+        from kforge.harness.callers import HostCaller
+
+        self._callers = [HostCaller(image, operator, 1) for image in images]
+
+    def run_once(self, workload: Workload, inputs: Arrays, threads: int, poison: int, fence: int, strided: bool,
+                 seconds: float, late: int | None = None) -> dict[str, np.ndarray] | Failure:
+        ascending, descending = (caller.run_once(workload, inputs, 1, poison, fence, strided, seconds)
+                                 for caller in self._callers)
+        for found, order in ((ascending, "ascending"), (descending, "descending")):
+            if isinstance(found, Failure):
+                return _explained(found, order)
+        assert isinstance(ascending, dict) and isinstance(descending, dict)
+        for name, value in ascending.items():
+            if value.tobytes() != descending[name].tobytes():
+                return Failure(FailureClass.NONDETERMINISTIC, f"{name} depends on the order in which a group's threads "
+                               "run: a barrier is missing, or two threads write one element")
+        return ascending
+
+    def close(self) -> None:
+        for caller in self._callers:
+            caller.close()
+
+
+def stand_in(candidate: Candidate, warp: int) -> Fibers | Failure:
+    """A kernel of a GPU on this machine's processor. Raises KforgeError where this machine is not x86-64, confines no
     candidate or has no compiler."""
-    from kforge.harness import Harness
+    from kforge.backends.cpp.admission import examine
+    from kforge.backends.cpp.build import build
     from kforge.targets.files import host
 
     if platform.machine() != "x86_64":
-        return Failure(FailureClass.HARNESS, f"kernels of GPUs are checked on x86-64, and this is {platform.machine()}")
-    cases, worst = 0, 0.0
-    with Harness(host(quick=True), 1, seed=seed) as harness:
-        for descending in (False, True):
-            try:
-                native = native_candidate(candidate, warp, descending=descending)
-            except LaunchError as error:
-                return Failure(FailureClass.TEMPLATE, f"the launch: {error}")
-            found = harness.check(native, workload)
-            if isinstance(found, Failure):
-                return _explained(found, descending)
-            cases, worst = cases + found.cases, max(worst, found.max_error_ratio)
-    return Checked(cases, worst, candidate.numerics is NumericsClass.EXACT, WHERE)
+        raise KforgeError(f"kernels of GPUs are checked on x86-64 alone, and this machine is {platform.machine()}")
+    here = host(quick=True)
+    images = []
+    for descending in (False, True):
+        try:
+            native = native_candidate(candidate, warp, descending=descending)
+        except LaunchError as error:
+            return Failure(FailureClass.TEMPLATE, f"the launch: {error}")
+        artifact = build(native, here)
+        admitted = artifact if isinstance(artifact, Failure) else examine(artifact.data)
+        if isinstance(admitted, Failure):
+            return admitted
+        images.append(admitted.image)
+    return Fibers((images[0], images[1]), candidate.problem.operator)
 
 
-def _explained(failure: Failure, descending: bool) -> Failure:
-    order = "descending" if descending else "ascending"
-    detail = f"{failure.detail}; threads in {order} order" if failure.detail else f"threads in {order} order"
+def _explained(failure: Failure, order: str) -> Failure:
     trap = _TRAPPED if failure.kind is FailureClass.CRASH and "SIGILL" in f"{failure.reason} {failure.detail}" else ""
-    return replace(failure, reason=trap + failure.reason, detail=detail)
+    return replace(failure, reason=trap + failure.reason, detail=f"{failure.detail} (threads in {order} order)".strip())
 
 
 def _source(candidate: Candidate, warp: int, descending: bool) -> str:

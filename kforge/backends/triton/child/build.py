@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import package  # noqa: E402
+import package
 
 _SHOWN = 4000
 

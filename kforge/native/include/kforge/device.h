@@ -2,13 +2,14 @@
  *
  *   KF_KERNEL(256) scale(const float *x, float *out, int32_t T) { ... }     an entry, of at most 256 threads a group
  *   KF_SHARED(float, sums, 16);                                            float *sums: shared by a group; undefined at first
- *   kf::thread(), kf::threads(), kf::group_x(), _y, _z, kf::groups_z()   groups are one-dimensional
+ *   kf::thread(), kf::group_x(), _y, _z, kf::groups_z()                    groups are one-dimensional
  *   kf::sync()                                                             all threads of a group, all of them
  *   kf::shuffle(v, lane), kf::shuffle_xor(v, mask)                         all lanes of a warp of KF_WARP, all of them
  *   kf::dot4(a, b, c)                                                      c + the sum of four products of signed bytes
  *
- * and kforge/math.h.  Every operation rounds once, as IEEE has it, and nothing is contracted or flushed: a kernel that keeps
- * an order specification returns the same bits on every GPU and under the check.
+ * and kforge/math.h.  Every operation rounds once, as IEEE has it, and nothing is contracted or flushed: a kernel that keeps an
+ * order specification returns the same bits on every GPU and under the check.  Name constants by enumerators: of constexpr
+ * variables NVRTC makes variables in the device's memory, which are refused.
  */
 #ifndef KFORGE_DEVICE_H
 #define KFORGE_DEVICE_H
@@ -25,10 +26,10 @@
 
 namespace kf {
 
-template <class T>
-KF_INLINE T smaller(T a, T b) { return b < a ? b : a; }
-template <class T>
-KF_INLINE T larger(T a, T b) { return a < b ? b : a; }
+KF_INLINE int32_t smaller(int32_t a, int32_t b) { return b < a ? b : a; }
+KF_INLINE int32_t larger(int32_t a, int32_t b) { return a < b ? b : a; }
+KF_INLINE uint32_t larger(uint32_t a, uint32_t b) { return a < b ? b : a; }
+KF_INLINE float larger(float a, float b) { return a < b ? b : a; } /* a where one is NaN */
 
 /* What lane `lane` of the warp gives, and the lane whose number differs in the bits of `mask`. */
 KF_INLINE float shuffle(float v, int32_t lane) { return from_bits(exchange(bits(v), lane)); }

@@ -4,6 +4,7 @@
 
 #define KFORGE_DEVICE 1
 #define KF_INLINE static __device__ __forceinline__
+#define KF_CONSTEXPR __host__ __device__ constexpr
 #define KF_KERNEL(most_threads) extern "C" __global__ void __launch_bounds__(most_threads)
 #define KF_SHARED(type, name, count) __shared__ type name[count]
 #define KF_WARP 32
@@ -30,7 +31,6 @@ KF_INLINE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 KF_INLINE float sqrt(float x) { return __fsqrt_rn(x); }
 
 KF_INLINE int32_t thread() { return static_cast<int32_t>(threadIdx.x); }
-KF_INLINE int32_t threads() { return static_cast<int32_t>(blockDim.x); }
 KF_INLINE int32_t group_x() { return static_cast<int32_t>(blockIdx.x); }
 KF_INLINE int32_t group_y() { return static_cast<int32_t>(blockIdx.y); }
 KF_INLINE int32_t group_z() { return static_cast<int32_t>(blockIdx.z); }

@@ -5,6 +5,7 @@
 #define KFORGE_DEVICE 1
 #define __device__ __attribute__((device))
 #define KF_INLINE static __device__ inline __attribute__((always_inline, unused))
+#define KF_CONSTEXPR constexpr
 #define KF_KERNEL(most_threads) \
     extern "C" __attribute__((global)) void __attribute__((amdgpu_flat_work_group_size(1, most_threads)))
 #define KF_SHARED(type, name, count) __attribute__((shared)) type name[count]
@@ -31,13 +32,11 @@ KF_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c);
 KF_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
 
 KF_INLINE int32_t thread() { return static_cast<int32_t>(__builtin_amdgcn_workitem_id_x()); }
-KF_INLINE int32_t threads() { return static_cast<int32_t>(__builtin_amdgcn_workgroup_size_x()); }
 KF_INLINE int32_t group_x() { return static_cast<int32_t>(__builtin_amdgcn_workgroup_id_x()); }
 KF_INLINE int32_t group_y() { return static_cast<int32_t>(__builtin_amdgcn_workgroup_id_y()); }
 KF_INLINE int32_t group_z() { return static_cast<int32_t>(__builtin_amdgcn_workgroup_id_z()); }
-KF_INLINE int32_t groups_z() {
-    return static_cast<int32_t>(__builtin_amdgcn_grid_size_z() / __builtin_amdgcn_workgroup_size_z());
-}
+/* The packet counts work-items, of which a group has one in z. */
+KF_INLINE int32_t groups_z() { return static_cast<int32_t>(__builtin_amdgcn_grid_size_z()); }
 
 KF_INLINE void sync() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");

@@ -221,7 +221,6 @@ KF_INLINE unsigned char *fence_of(const kf_launch *launch, int64_t kernel_bytes)
 }  // namespace fibers
 
 KF_INLINE int32_t thread() { return fibers::self()->index; }
-KF_INLINE int32_t threads() { return fibers::self()->group->threads; }
 KF_INLINE int32_t group_x() { return fibers::self()->group->x; }
 KF_INLINE int32_t group_y() { return fibers::self()->group->y; }
 KF_INLINE int32_t group_z() { return fibers::self()->group->z; }
