@@ -51,7 +51,7 @@ class WeightFormat(StrEnum):
 
     @property
     def acts(self) -> tuple[str, ...]:
-        """Activations that a product with it is defined for: int8 ones first, where there are any."""
+        """Activations that an engine may choose for a product with it: int8 ones first, where there are any."""
         if not self.quantized:
             return ("f32",)
         return ("a8_token" if self.traits.row_scale else "a8", "f32")

@@ -21,6 +21,20 @@ if TYPE_CHECKING:
 
 
 ACTS = ("f32", "a8", "a8_token")  # by the order specification's codes
+BF16 = "bf16"  # activations rounded to bf16 before an f32 product: any weight takes them; for matrix units
+_UNITS = {"f32": "fp32_fma", BF16: "bf16_dot"}
+
+
+def peak_of(act: str) -> str:
+    """The peak that a product with these activations is held against."""
+    return _UNITS.get(act, "int8_dot")
+
+
+def specified(x: np.ndarray, act: str) -> tuple[np.ndarray, int]:
+    """Activations and the code of ``act`` as the order specification takes them: bf16 is rounding, then f32."""
+    if act != BF16:
+        return x, ACTS.index(act)
+    return numerics.rounded_bf16(x), ACTS.index("f32")
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,7 @@ class Linear(Operator):
 
     Bound. With d_w, u and m the weight's parts, ``scale = sum_k |x| (|d_w (u - offset)| + |m|) + |bias|``; for ``a8``
     x is the *quantised* activation, which the reference takes over to the bit, so that only accumulation is in the
-    bound; for ``a8_token``, whose group is all of K, likewise. The sum has as many terms as a row of x has non-zero
+    bound; for ``a8_token``, whose group is all of K, and for ``bf16``, which rounds each x, likewise. The sum has as many terms as a row of x has non-zero
     values (f32) or, as integer dot products are exact, two for each group with a non-zero integer (a8, a8_token; q6_k:
     four): ``n`` below. A few further roundings (of the weight, of the integer sum, of d_w d_a, of the bias) are in the
     constant of ``sum_error``. Of what underflows, f32 loses K products; int8 activations lose d_w d_a, an error that
@@ -125,8 +139,9 @@ class Linear(Operator):
 
         p, m = LinearProblem.of(workload.problem), workload.axes["M"]
         out = np.empty((m, p.width), np.float32)
-        spec.call("linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), ACTS.index(p.act), p.gate.code,
-                  m, p.n, p.k, inputs["x"], inputs["w"], inputs.get("bias"), inputs.get("residual"), out)
+        x, act = specified(inputs["x"], p.act)
+        spec.call("linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), act, p.gate.code,
+                  m, p.n, p.k, x, inputs["w"], inputs.get("bias"), inputs.get("residual"), out)
         return {"out": out}
 
     def cost(self, workload: Workload) -> Cost:
@@ -134,7 +149,7 @@ class Linear(Operator):
         specs = self.tensors(workload)
         streamed = sum(t.bytes for t in specs if t.residency is Residency.STREAMED)
         return Cost(streamed, sum(t.bytes for t in specs) - streamed,
-                    (("int8_dot" if p.act != "f32" else "fp32_fma", 2 * m * p.n * p.k),))
+                    ((peak_of(p.act), 2 * m * p.n * p.k),))
 
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
         return {"M": buckets.point(buckets.TOKENS, dynamic["M"])}
@@ -146,9 +161,9 @@ class Linear(Operator):
 
 def require_act(problem: Problem, format: WeightFormat, act: str) -> None:
     """Raises ValueError for activations that a product with a weight of this format is not defined for."""
-    if act not in format.acts:
+    if act not in (*format.acts, BF16):
         why = "" if format.quantized else ", for int8 activations need a weight of integers"
-        raise ValueError(f"{problem.key}: with a weight of {format} act is {' or '.join(format.acts)}{why}")
+        raise ValueError(f"{problem.key}: with a weight of {format} act is {', '.join(format.acts)} or {BF16}{why}")
 
 
 def paired(weight: QuantizedWeight) -> QuantizedWeight:

@@ -12,7 +12,7 @@ from kforge.core.workload import Problem, Workload
 from kforge.operators import buckets, experts, layouts, numerics, spec
 from kforge.operators.base import Arrays, Bound, Cost, Distribution, Operator, Part, Residency, Role, TensorSpec
 from kforge.operators.experts import Crowding, Grouping, grouped
-from kforge.operators.linear import ACTS, paired, require_act
+from kforge.operators.linear import paired, peak_of, require_act, specified
 from kforge.operators.numerics import U
 from kforge.operators.products import Gate, gated, sums
 from kforge.operators.random_weights import with_denormals
@@ -134,8 +134,9 @@ class MoeLinear(Operator):
 
         p = MoeLinearProblem.of(workload.problem)
         out = np.empty((workload.axes["T"] * p.top, p.width), np.float32)
-        spec.call("moe_linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), ACTS.index(p.act),
-                  p.gate.code, p.experts, p.share, p.n, p.k, inputs["x"], inputs["order"],
+        x, act = specified(inputs["x"], p.act)
+        spec.call("moe_linear", list(WeightFormat).index(p.format), int(p.layout["rows"]), act,
+                  p.gate.code, p.experts, p.share, p.n, p.k, x, inputs["order"],
                   inputs["expert_start"], inputs["w"],
                   layouts.packed_bytes(p.format, p.n, p.k, p.layout), inputs.get("bias"), out)
         return {"out": out}
@@ -156,7 +157,7 @@ class MoeLinear(Operator):
         streamed = round(chosen * layouts.packed_bytes(p.format, p.n, p.k, p.layout))
         hot = sum(size for name, size in specs.items() if name not in ("w", "bias"))
         hot += round(chosen * 4 * p.n) if p.bias else 0
-        return Cost(streamed, hot, (("int8_dot" if p.act != "f32" else "fp32_fma", 2 * t * p.top * p.n * p.k),))
+        return Cost(streamed, hot, ((peak_of(p.act), 2 * t * p.top * p.n * p.k),))
 
     def bucket(self, problem: Problem, dynamic: Mapping[str, int]) -> dict[str, int]:
         return {"T": buckets.point(buckets.TOKENS, dynamic["T"])}

@@ -85,6 +85,13 @@ def narrow(array: np.ndarray, dtype: DType) -> np.ndarray:
     return rounded.astype(np.uint16)
 
 
+def rounded_bf16(x: np.ndarray) -> np.ndarray:
+    """float32 values as the nearest bf16 ones, ties to even, in float32 again."""
+    import numpy as np
+
+    return (narrow(x, DType.BF16).astype(np.uint32) << 16).view(np.float32)
+
+
 @dataclass(frozen=True, eq=False)
 class QuantizedActivations:
     """int8 activations with a scale per token and group of k: ``q`` int8 [M, K], ``d`` float32 [M, groups]."""

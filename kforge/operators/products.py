@@ -38,13 +38,14 @@ class Sums:
 
 
 def sums(x: np.ndarray, weight: QuantizedWeight, *, act: str, bias: np.ndarray | None) -> Sums:
-    """x float32 [M, K] times weight [N, K], plus bias [N]. Unless ``act`` is f32 x is quantised first, as declared."""
+    """x float32 [M, K] times weight [N, K], plus bias [N]. Unless ``act`` is f32 x is rounded or quantised first, as
+    declared."""
     import numpy as np
 
     traits, k = weight.format.traits, weight.k
-    wide, lost = x.astype(np.float64), k
+    wide, lost = (numerics.rounded_bf16(x) if act == "bf16" else x).astype(np.float64), k
     terms = (wide != 0).sum(axis=1, keepdims=True)
-    if act != "f32":
+    if act not in ("f32", "bf16"):
         quantized = numerics.quantize_a8(x, act)
         wide, lost = quantized.exact(), 127 * k << traits.bits
         groups = quantized.q.reshape(*quantized.d.shape, -1).any(axis=2).sum(axis=1, keepdims=True)

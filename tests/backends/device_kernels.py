@@ -106,14 +106,6 @@ def candidate(workload: str, target: Target, backend: str = "cuda", **params: At
     return template.render(problem.problem, target, {**template.defaults(problem.problem, target), **params})
 
 
-def corners(template: Template, workload: Workload, target: Target) -> list[dict[str, Attr]]:
-    """The default, and the sets where every parameter is at one of its ends, as far as they are legal."""
-    ends = {param.name: {param.choices[0], param.choices[-1]} for param in template.params}
-    space = template.space(workload.problem, target)
-    return [template.defaults(workload.problem, target),
-            *(point for point in space if all(point[name] in ends[name] for name in point))]
-
-
 def checked(made: Candidate, workload: str, warp: int = 32, seed: int = 11) -> CheckResult | Failure:
     """On fibers, at cases of at most ``OPERATIONS``."""
     at = Workload.parse(workload)

@@ -15,12 +15,12 @@ from device_kernels import (
     WINDOW,
     candidate,
     checked,
-    corners,
     fitting,
     gpu,
 )
 
 from kforge.backends import verbs
+from kforge.backends.corners import corners
 from kforge.backends.gpu.binary import unpack
 from kforge.backends.header import TemplateError, parse_with_parts
 from kforge.core.trial import Artifact, Failure, FailureClass
@@ -119,7 +119,7 @@ def test_every_template_builds_at_the_corners_of_its_space(backend, arch):
         pytest.skip(why)
     for workload in map(Workload.parse, WORKLOADS):
         template = fitting(workload, target, backend)
-        points = corners(template, workload, target)
+        points = corners(template, workload.problem, target)
         for params in points if arch in ("sm_90", "gfx942") else points[:1]:
             made = template.render(workload.problem, target, params)
             artifact = BACKENDS[backend].build(made, target)

@@ -1,1 +1,1 @@
-"""What backends for GPUs share: the artifact's container, what binaries say of themselves, and the static cost model."""
+"""What backends for GPUs share: the artifact's container, what binaries say of themselves, the cost model."""

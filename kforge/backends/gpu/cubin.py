@@ -21,6 +21,7 @@ _CUDA = 190  # e_machine
 _REGISTERS, _FRAME, _PARAMETER = 0x2F, 0x11, 0x17  # attributes of .nv.info
 _VALUE_FOLLOWS = 4  # format: a length, then that many bytes
 _RESERVED = (".nv.reservedSmem", "__nv_reservedSMEM")  # the loader's own, of a few bytes of shared memory
+_REFLECTED = b"__CUDA_FTZ"  # a question of LLVM's libdevice that the compiler answered; its text stays behind, unused
 # What a kernel may consist of, by the beginning of sections' names; all else is refused, device globals first.
 _SECTIONS = (".text.", ".nv.info", ".nv.constant", ".nv.shared.", ".nv.callgraph", ".nv.rel.action", ".nv.compat",
              ".nv.capmerc", ".nv.merc", ".note", ".debug", ".nv_debug", ".rel", ".shstrtab", ".strtab", ".symtab",
@@ -58,7 +59,9 @@ def _examined(elf: ELFFile, kernel: str, arch: str, kernels: set[str]) -> Facts 
     if found != arch:
         return _refused(f"it is for {found}, not {arch}")
     sections = {section.name: section for section in elf.iter_sections()}
-    for name in sections:
+    for name, section in sections.items():
+        if name == ".nv.global.init" and section.data().rstrip(b"\0") == _REFLECTED:
+            continue
         if name.startswith(".nv.global"):
             return _refused(f"it has variables in device memory ({name}), which outlive a call")
         if name and not name.startswith(_SECTIONS):

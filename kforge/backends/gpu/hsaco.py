@@ -74,12 +74,15 @@ def _examined(elf: ELFFile, kernel: str, arch: str, wanted: set[str]) -> Facts |
             return _refused(f"it wants {kind} of the runtime, which pure computation does not need")
     if given.get(".uses_dynamic_stack"):
         return _refused("the size of its stack is not known before it runs")
-    text = next(symbol["st_size"] for section in elf.iter_sections() if isinstance(section, SymbolTableSection)
-                for symbol in section.iter_symbols() if symbol.name == kernel and symbol["st_info"]["type"] == "STT_FUNC")
+    functions = {symbol.name: int(symbol["st_size"]) for section in elf.iter_sections()
+                 if isinstance(section, SymbolTableSection) for symbol in section.iter_symbols()
+                 if symbol["st_info"]["type"] == "STT_FUNC"}
+    if kernel not in functions:
+        return _refused("it has no code")
     return Facts(int(given[".vgpr_count"]), int(given[".sgpr_count"]), int(given.get(".agpr_count", 0)),
                  int(given[".private_segment_fixed_size"]), int(given[".group_segment_fixed_size"]),
                  tuple(int(argument[".size"]) for argument in given[".args"]), int(given[".wavefront_size"]),
-                 int(given[".max_flat_workgroup_size"]), int(text))
+                 int(given[".max_flat_workgroup_size"]), functions[kernel])
 
 
 def _notes(elf: ELFFile) -> dict[str, list[dict]]:

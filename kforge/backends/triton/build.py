@@ -106,7 +106,7 @@ def _compiled(candidate: Candidate, launches: tuple[Launch, ...], target: Target
                 return answer
             entries = []
             for number, (wanted, given) in enumerate(zip(job["entries"], answer, strict=True)):
-                entry = _entry(work, number, wanted["name"], given, target.arch, found)
+                entry = _entry(work, number, wanted, given, target.arch, found)
                 if isinstance(entry, Failure):
                     return entry
                 entries.append(entry)
@@ -130,8 +130,10 @@ def _compiled(candidate: Candidate, launches: tuple[Launch, ...], target: Target
     return Artifact("triton", candidate.hash, data, ABI_VERSION, report, launches)
 
 
-def _entry(work: Path, number: int, name: str, given: dict[str, Any], arch: str, found: Triton) -> Entry | Failure:
+def _entry(work: Path, number: int, wanted: dict[str, Any], given: dict[str, Any], arch: str,
+           found: Triton) -> Entry | Failure:
     """The binary as the parent sees it; of what the child says only what a binary does not hold is taken."""
+    name = wanted["name"]
     data = _file(work / f"{number}.bin", MOST_BYTES)
     facts = cubin.examine(data, name, arch) if arch.startswith("sm_") else hsaco.examine(data, name, arch)
     if isinstance(facts, Failure):
@@ -152,7 +154,7 @@ def _entry(work: Path, number: int, name: str, given: dict[str, Any], arch: str,
         resources += [("scalar_registers", facts.scalar_registers),
                       ("accumulation_registers", facts.accumulation_registers)]
     resources += [("loop_instructions", made.instructions), ("loop_load_bytes", made.load_bytes),
-                  ("has_loop", int(made.loop))]
+                  ("has_loop", int(made.loop)), ("stages", wanted["options"]["num_stages"])]
     return Entry(name, kind, facts.parameters, warps, warp, shared, tuple(resources), made.classes, data)
 
 
@@ -185,12 +187,12 @@ def _unfit(artifact: Artifact, target: Target) -> Failure | None:
     for launch in artifact.launches:
         most = target.gpu.shared_per_block
         if most is not None and launch.shared_bytes > most:
-            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} needs {launch.shared_bytes} bytes of shared "
-                           f"memory, {target.name} has {most} for one")
+            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} needs {launch.shared_bytes} bytes of "
+                           f"shared memory, {target.name} has {most} for one")
         threads, limit = launch.warps * ARCHES[target.arch][2], target.gpu.threads_per_block
         if limit is not None and threads > limit:
-            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} has {threads} threads, {target.name} allows "
-                           f"{limit}")
+            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} has {threads} threads, {target.name} "
+                           f"allows {limit}")
     return None
 
 
@@ -208,7 +210,8 @@ def _worst(entries: list[Entry]) -> tuple[tuple[str, int], ...]:
 
 def _answer(work: Path, outcome: Outcome, text: str, limits: BuildLimits) -> list[dict[str, Any]] | Failure:
     if outcome.timed_out:
-        return Failure(FailureClass.COMPILE_LIMIT, f"Triton took longer than {limits.seconds:g} s", outcome.text[-2000:])
+        return Failure(FailureClass.COMPILE_LIMIT, f"Triton took longer than {limits.seconds:g} s",
+                       outcome.text[-2000:])
     try:
         answer = json.loads(_file(work / "answer.json", _ANSWER_BYTES))
         if "error" not in answer:

@@ -15,7 +15,7 @@ _MOST_BYTES = 1 << 20
 _HEAD = {"import triton", "import triton.language as tl"}
 _EXPRESSIONS = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.operator, ast.unaryop, ast.expr_context, ast.Tuple,
                 ast.List)
-# Attributes that lead out of the language: they print, stop, look around, or reach for code or state that is not theirs.
+# Attributes that lead out of the language: they print, stop, look around, or reach for code or state of others.
 _ATTRIBUTES = frozenset((
     "device_print", "static_print", "device_assert", "inline_asm_elementwise", "map_elementwise", "extra", "core",
     "semantic", "standard", "target_info", "globaltimer", "smid", "handle", "runtime", "builder", "fn", "run",
@@ -67,7 +67,7 @@ def _why_not(node: ast.stmt, known: frozenset[str]) -> Failure | None:
             return _refused(node.lineno, f"a default of {node.name} is not arithmetic of literals and constants")
     for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
         if arg.annotation is not None and ast.unparse(arg.annotation) != "tl.constexpr":
-            return _refused(node.lineno, f"{arg.arg} of {node.name} is annotated with something other than tl.constexpr")
+            return _refused(node.lineno, f"{arg.arg} of {node.name} is annotated, but not with tl.constexpr")
     if node.args.vararg or node.args.kwarg or node.returns is not None:
         return _refused(node.lineno, f"{node.name} takes any number of arguments, or says what it returns")
     return _why_not_inside(node, known)
@@ -100,12 +100,12 @@ def _why_not_inside(function: ast.FunctionDef, known: frozenset[str]) -> Failure
         if isinstance(node, _STATEMENTS) or (isinstance(node, ast.FunctionDef) and node is not function):
             return _refused(line, f"{type(node).__name__} has no place in {function.name}")
         if isinstance(node, ast.Name) and node.id not in own | known | _BUILTINS:
-            return _refused(line, f"'{node.id}' is neither a value of {function.name} nor a constant or function of the "
-                            "module")
-        if isinstance(node, ast.Attribute):
-            if node.attr.startswith("_") or node.attr in _ATTRIBUTES or (
-                    isinstance(node.value, ast.Name) and node.value.id == "triton" and node.attr not in _OF_TRITON):
-                return _refused(line, f"'{ast.unparse(node)[-60:]}' is not for kernels")
+            return _refused(line, f"'{node.id}' is neither a value of {function.name} nor a constant or function of "
+                            "the module")
+        if isinstance(node, ast.Attribute) and (
+                node.attr.startswith("_") or node.attr in _ATTRIBUTES
+                or (isinstance(node.value, ast.Name) and node.value.id == "triton" and node.attr not in _OF_TRITON)):
+            return _refused(line, f"'{ast.unparse(node)[-60:]}' is not for kernels")
         if isinstance(node, ast.keyword) and node.arg in _KEYWORDS:
             return _refused(line, f"'{node.arg}' is not for kernels")
     return None

@@ -35,7 +35,7 @@ class Served:
     def __init__(self, command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str],
                  fds: Sequence[int] = ()) -> None:
         self._command = command
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._left = b""
         self._process = subprocess.Popen(confined(command, work, limits, readable, describe().needed), cwd=work,
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,

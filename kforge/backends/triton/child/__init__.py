@@ -1,1 +1,1 @@
-"""What runs in the sandbox, each file by itself: these import Triton and one another by their bare names, not kforge."""
+"""What runs in the sandbox, each file by itself: these import Triton and one another by bare names."""

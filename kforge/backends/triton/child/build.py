@@ -61,7 +61,7 @@ def build(job):
 def defaults(function, names):
     """The values of the parameters behind the arguments, which must be constants with one."""
     parameters = {p.name: p for p in function.params}
-    found = {}
+    found: dict = {}
     for name in names:
         parameter = parameters[name]
         if not parameter.is_constexpr or not parameter.has_default:
@@ -73,7 +73,8 @@ def defaults(function, names):
 
 def said(error):
     """The compiler's words: its own message, and what caused it."""
-    parts, seen = [], error
+    parts: list = []
+    seen = error
     while seen is not None and len(parts) < 4:
         parts.append(f"{type(seen).__name__}: {seen}" if str(seen) else type(seen).__name__)
         seen = seen.__cause__
