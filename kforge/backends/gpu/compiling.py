@@ -21,7 +21,7 @@ _AROUND = 4  # lines of source shown on each side of an error
 class BuildLimits:
     """Bounds of one compilation."""
 
-    seconds: float = 60.0
+    seconds: float = 120.0
     memory_bytes: int = 4 << 30
     output_bytes: int = 64 << 20
 
