@@ -77,7 +77,9 @@ def test_a_binary_says_how_it_is_launched_and_what_it_needs(backend, arch):
     binary = unpack(artifact.data)
     assert binary.arch == arch and binary.launches == artifact.launches and artifact.launches[0].entry == "rms_norm"
     resources = dict(artifact.report.resources)
-    assert 0 < resources["registers"] < 128 and resources["spill_bytes"] == 0 and resources["shared_bytes"] == 464
+    # From sm_90 on the system keeps a kilobyte of a group's shared memory.
+    assert 0 < resources["registers"] < 128 and resources["spill_bytes"] == 0
+    assert resources["shared_bytes"] in (464, 464 + 1024)
     assert resources["warps"] * binary.entries[0].warp == 256
     assert BACKENDS[backend].build(made, target) == artifact  # from the cache
     report = BACKENDS[backend].inspect(artifact, Workload.parse(RMS), target)
@@ -119,7 +121,7 @@ def test_every_template_builds_at_the_corners_of_its_space(backend, arch):
         pytest.skip(why)
     for workload in map(Workload.parse, WORKLOADS):
         template = fitting(workload, target, backend)
-        points = corners(template, workload.problem, target)
+        points = corners(template, workload.problem, target, every=False)
         for params in points if arch in ("sm_90", "gfx942") else points[:1]:
             made = template.render(workload.problem, target, params)
             artifact = BACKENDS[backend].build(made, target)

@@ -25,8 +25,11 @@ from kforge.harness.sandbox import Limits, run
 class Toolchain(Protocol):
     """A compiler with what disassembles its binaries. ``source`` and ``output``: names in the working folder."""
 
-    source: str
-    output: str
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def output(self) -> str: ...
 
     @property
     def label(self) -> str:
