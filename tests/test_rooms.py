@@ -41,6 +41,7 @@ NEIGHBOURS = {
     ("interchange", "torch"),
     ("backends", "harness.sandbox"),
     ("backends", "harness.fenced"),
+    ("backends", "harness.callers"),
 }
 
 

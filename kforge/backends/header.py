@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kforge.core.errors import KforgeError
@@ -79,6 +80,19 @@ class Header:
 def parse(path: str, text: str) -> Header:
     """Header of the template ``text``; ``path`` is only for messages. Raises TemplateError."""
     return _Parser(path, text).header()
+
+
+def parse_with_parts(path: str, texts: Mapping[str, str]) -> Header:
+    """Header of a template whose text and included parts are ``texts``, by path. Where it is only ``like = "PART"``, it
+    is that of the included template PART: one kernel in two languages has one header. Raises TemplateError."""
+    data = _Parser(path, texts[path]).data
+    if "like" not in data:
+        return parse(path, texts[path])
+    part = data["like"]
+    if len(data) > 1 or not isinstance(part, str) or part == path or part not in texts:
+        raise TemplateError(path, 1, "a header with 'like' has nothing else, and names a template that the body "
+                            "includes")
+    return parse(part, texts[part])
 
 
 class _Parser:

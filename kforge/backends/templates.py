@@ -13,7 +13,7 @@ from kforge.backends import expressions, rendering
 from kforge.backends.cpp.compilers import FAMILIES
 from kforge.backends.expressions import ExpressionError
 from kforge.backends.features import KNOWN, lanes
-from kforge.backends.header import Header, Param, TemplateError, parse
+from kforge.backends.header import Header, Param, TemplateError, parse_with_parts
 from kforge.backends.launching import bound
 from kforge.backends.rendering import RenderLimits
 from kforge.core.dtypes import WeightFormat
@@ -208,7 +208,7 @@ def layouts(problem: Problem) -> tuple[tuple[str, Layout], ...]:
 
 def _read(root: Path, path: str, trusted: bool) -> Template:
     texts = rendering.sources(root, path)
-    header = parse(path, texts[path])
+    header = parse_with_parts(path, texts)
     folder = path.split("/")[1]
     if header.operator != folder:
         raise TemplateError(path, 0, f"operator '{header.operator}' but it lies in the folder '{folder}'")

@@ -85,7 +85,8 @@ class Backend(Protocol):
 
 
 _KNOWN = {"cpp": "kforge.backends.cpp.backend:CppBackend", "triton": "kforge.backends.triton.backend:TritonBackend",
-          "opencl": "kforge.backends.opencl.backend:OpenClBackend"}
+          "opencl": "kforge.backends.opencl.backend:OpenClBackend", "cuda": "kforge.backends.cuda.backend:CudaBackend",
+          "hip": "kforge.backends.hip.backend:HipBackend"}
 
 
 def of(name: str) -> Backend:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from elftools.common.exceptions import ELFError
@@ -39,16 +40,17 @@ class Facts:
     text_bytes: int
 
 
-def examine(data: bytes, kernel: str, arch: str) -> Facts | Failure:
-    """The kernel's facts, or ADMISSION: another architecture, device globals, undefined symbols, a second kernel."""
+def examine(data: bytes, kernel: str, arch: str, beside: Collection[str] = ()) -> Facts | Failure:
+    """The kernel's facts, or ADMISSION: another architecture, device globals, undefined symbols, a kernel that is
+    neither this one nor among ``beside``."""
     try:
         elf = ELFFile(io.BytesIO(data))
-        return _examined(elf, kernel, arch)
+        return _examined(elf, kernel, arch, {kernel, *beside})
     except (ELFError, struct.error, KeyError, ValueError, AttributeError, UnicodeDecodeError, IndexError) as error:
         return _refused(f"it is no ELF file that a driver could load: {error}")
 
 
-def _examined(elf: ELFFile, kernel: str, arch: str) -> Facts | Failure:
+def _examined(elf: ELFFile, kernel: str, arch: str, kernels: set[str]) -> Facts | Failure:
     header = elf.header
     if header.e_machine not in ("EM_CUDA", _CUDA):
         return _refused("it is not for an NVIDIA GPU")
@@ -65,11 +67,14 @@ def _examined(elf: ELFFile, kernel: str, arch: str) -> Facts | Failure:
         if name and not name.startswith(_SECTIONS):
             return _refused(f"it has a section of an unknown kind, {name}")
     texts = [name for name in sections if name.startswith(".text.")]
-    if texts != [f".text.{kernel}"]:
-        return _refused(f"its code is {', '.join(texts) or 'none'}, not the one kernel {kernel}")
+    if set(texts) != {f".text.{name}" for name in kernels}:
+        return _refused(f"its code is {', '.join(texts) or 'none'}, not {', '.join(sorted(kernels))}")
+    own_symbol = -1
     for section in sections.values():
         if isinstance(section, SymbolTableSection):
-            for symbol in section.iter_symbols():
+            for index, symbol in enumerate(section.iter_symbols()):
+                if symbol.name == kernel:
+                    own_symbol = index
                 if symbol.name and symbol["st_shndx"] == "SHN_UNDEF" and not symbol.name.startswith(_RESERVED):
                     return _refused(f"it calls {symbol.name}, which it does not contain")
     whole = _attributes(sections[".nv.info"].data())
@@ -81,10 +86,10 @@ def _examined(elf: ELFFile, kernel: str, arch: str) -> Facts | Failure:
         sizes[ordinal] = word >> 18
     if sorted(sizes) != list(range(len(sizes))):
         return _refused("its parameters are not numbered one after another")
-    return Facts(max(struct.unpack("<II", body)[1] for body in whole[_REGISTERS]),
-                 max(struct.unpack("<II", body)[1] for body in whole[_FRAME]),
+    registers, frame = (dict(struct.unpack("<II", body) for body in whole[which]) for which in (_REGISTERS, _FRAME))
+    return Facts(registers[own_symbol], frame[own_symbol],
                  int(shared["sh_size"]) if shared is not None else 0,
-                 tuple(sizes[i] for i in range(len(sizes))), int(sections[texts[0]]["sh_size"]))
+                 tuple(sizes[i] for i in range(len(sizes))), int(sections[f".text.{kernel}"]["sh_size"]))
 
 
 def _attributes(data: bytes) -> dict[int, list[bytes]]:

@@ -7,6 +7,7 @@ of code object version 5, hidden arguments).
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgpack
@@ -40,16 +41,17 @@ class Facts:
     text_bytes: int
 
 
-def examine(data: bytes, kernel: str, arch: str) -> Facts | Failure:
-    """The kernel's facts, or ADMISSION: another architecture, writable data, undefined symbols, hidden arguments."""
+def examine(data: bytes, kernel: str, arch: str, beside: Collection[str] = ()) -> Facts | Failure:
+    """The kernel's facts, or ADMISSION: another architecture, writable data, undefined symbols, hidden arguments, a
+    kernel that is neither this one nor among ``beside``."""
     try:
-        return _examined(ELFFile(io.BytesIO(data)), kernel, arch)
+        return _examined(ELFFile(io.BytesIO(data)), kernel, arch, {kernel, *beside})
     except (ELFError, KeyError, ValueError, TypeError, AttributeError, UnicodeDecodeError, IndexError,
             msgpack.exceptions.UnpackException) as error:
         return _refused(f"it is no code object that a driver could load: {error}")
 
 
-def _examined(elf: ELFFile, kernel: str, arch: str) -> Facts | Failure:
+def _examined(elf: ELFFile, kernel: str, arch: str, wanted: set[str]) -> Facts | Failure:
     if elf.header.e_machine not in ("EM_AMDGPU", _AMDGPU):
         return _refused("it is not for an AMD GPU")
     found = _MACHINES.get(int(elf.header.e_flags) & 0xFF, "another GPU")
@@ -63,22 +65,24 @@ def _examined(elf: ELFFile, kernel: str, arch: str) -> Facts | Failure:
             for symbol in section.iter_symbols():
                 if symbol.name and symbol["st_shndx"] == "SHN_UNDEF":
                     return _refused(f"it calls {symbol.name}, which it does not contain")
-    kernels = _notes(elf)["amdhsa.kernels"]
-    if [given[".name"] for given in kernels] != [kernel]:
-        return _refused(f"it has {len(kernels)} kernels, not the one {kernel}")
-    given = kernels[0]
+    kernels = {given[".name"]: given for given in _notes(elf)["amdhsa.kernels"]}
+    if set(kernels) != wanted:
+        return _refused(f"its kernels are {', '.join(map(str, kernels)) or 'none'}, not {', '.join(sorted(wanted))}")
+    given = kernels[kernel]
     for argument in given[".args"]:
         if (kind := argument[".value_kind"]).startswith(_HIDDEN) and kind not in _HARMLESS:
             return _refused(f"it wants {kind} of the runtime, which pure computation does not need")
     if given.get(".uses_dynamic_stack"):
         return _refused("the size of its stack is not known before it runs")
-    text = elf.get_section_by_name(".text")
-    if text is None:
+    functions = {symbol.name: int(symbol["st_size"]) for section in elf.iter_sections()
+                 if isinstance(section, SymbolTableSection) for symbol in section.iter_symbols()
+                 if symbol["st_info"]["type"] == "STT_FUNC"}
+    if kernel not in functions:
         return _refused("it has no code")
     return Facts(int(given[".vgpr_count"]), int(given[".sgpr_count"]), int(given.get(".agpr_count", 0)),
                  int(given[".private_segment_fixed_size"]), int(given[".group_segment_fixed_size"]),
                  tuple(int(argument[".size"]) for argument in given[".args"]), int(given[".wavefront_size"]),
-                 int(given[".max_flat_workgroup_size"]), int(text["sh_size"]))
+                 int(given[".max_flat_workgroup_size"]), functions[kernel])
 
 
 def _notes(elf: ELFFile) -> dict[str, list[dict]]:

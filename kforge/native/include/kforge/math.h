@@ -7,6 +7,8 @@
 #ifndef KFORGE_MATH_H
 #define KFORGE_MATH_H
 
+#if !defined(KFORGE_DEVICE) /* device.h gives GPUs the integer types, KF_INLINE and what is left out below */
+
 #include <stdint.h>
 
 #if defined(__x86_64__)
@@ -19,6 +21,7 @@
 #endif
 
 #define KF_INLINE static inline __attribute__((always_inline, unused))
+#define KF_CONSTEXPR constexpr /* functions */
 
 namespace kf {
 
@@ -65,6 +68,12 @@ KF_INLINE float sqrt(float x) {
 #endif
 }
 
+}  // namespace kf
+
+#endif
+
+namespace kf {
+
 KF_INLINE float abs(float x) { return from_bits(bits(x) & 0x7fffffffu); }
 
 /* Nearest integer, ties to even, for |x| < 2^22. */
@@ -83,18 +92,27 @@ KF_INLINE int32_t a8_quantize(float x, float inverse) {
     return static_cast<int32_t>(q >= -127.0f ? q > 127.0f ? 127.0f : q : -127.0f);
 }
 
+/* Named constants of functions that GPUs have too: to NVRTC those of a namespace are variables in the device's memory. */
+#define KF_EXP_CONSTANTS                                                                                                      \
+    constexpr float kExpLow = -104.0f, kExpHigh = 89.0f; /* beyond: 0 and inf come out of the scaling by themselves */        \
+    constexpr float kLog2e = 0x1.715476p+0f, kLn2High = 0x1.62e430p-1f, kLn2Low = -0x1.05c610p-29f;                           \
+    constexpr float kMagic = 0x1.8p23f; /* adding it rounds to an integer, in the low bits of the sum */                      \
+    constexpr float kQ0 = 0x1.fffffcp-2f, kQ1 = 0x1.555492p-3f, kQ2 = 0x1.5558aep-5f, kQ3 = 0x1.12397cp-7f, kQ4 = 0x1.6a4f46p-10f;
+#define KF_SWIGLU_CONSTANTS constexpr float kSwigluLimit = 7.0f, kSwigluAlpha = 1.702f;
+
+#if !defined(KFORGE_DEVICE)
 namespace detail {
+KF_EXP_CONSTANTS
+KF_SWIGLU_CONSTANTS
+}  // namespace detail
+#endif
+
 /* exp(x) = 2^n * exp(r), n = round(x / ln 2), r = x - n ln2 by Cody and Waite (the first step is exact with an FMA),
  * exp(r) = 1 + r (1 + r q(r)) with q a minimax polynomial of degree 4 on |r| <= ln2 / 2 (relative error 3.2e-9). */
-constexpr float kExpLow = -104.0f, kExpHigh = 89.0f; /* beyond: 0 and inf come out of the scaling by themselves */
-constexpr float kLog2e = 0x1.715476p+0f, kLn2High = 0x1.62e430p-1f, kLn2Low = -0x1.05c610p-29f;
-constexpr float kMagic = 0x1.8p23f; /* adding it rounds to an integer, in the low bits of the sum */
-constexpr float kQ0 = 0x1.fffffcp-2f, kQ1 = 0x1.555492p-3f, kQ2 = 0x1.5558aep-5f, kQ3 = 0x1.12397cp-7f, kQ4 = 0x1.6a4f46p-10f;
-}  // namespace detail
 
 /* e^x, error at most 0.9 ulp (every float from 2^-12 tried), denormal results included; exp(nan) is nan. */
 KF_INLINE float exp(float x) {
-    using namespace detail;
+    KF_EXP_CONSTANTS
     x = kExpLow > x ? kExpLow : x; /* NaN passes both */
     x = kExpHigh < x ? kExpHigh : x;
     const float t = kf::fma(x, kLog2e, kMagic), n = t - kMagic;
@@ -108,13 +126,9 @@ KF_INLINE float exp(float x) {
 
 KF_INLINE float silu(float x) { return x / (1.0f + kf::exp(-x)); }
 
-namespace detail {
-constexpr float kSwigluLimit = 7.0f, kSwigluAlpha = 1.702f;
-}
-
 /* The clamped gate of GPT-OSS: (up + 1) * gate * sigmoid(1.702 gate), with gate at most 7 and up within +-7. A NaN stays one. */
 KF_INLINE float swiglu_oai(float gate, float up) {
-    using namespace detail;
+    KF_SWIGLU_CONSTANTS
     const float g = gate > kSwigluLimit ? kSwigluLimit : gate;
     const float u = up > kSwigluLimit ? kSwigluLimit : up < -kSwigluLimit ? -kSwigluLimit : up;
     return (u + 1.0f) * (g / (1.0f + kf::exp(-(kSwigluAlpha * g))));

@@ -14,10 +14,10 @@ namespace panel {
 
 enum class Format { f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, mxfp4, int8_channel };
 
-constexpr int kTileRows = 16, kGroup = 32, kSuper = 256;
+enum : int { kTileRows = 16, kGroup = 32, kSuper = 256 };
 
 /* As kforge.core.dtypes.FormatTraits: w = d * (u - offset) + m. */
-constexpr int bits(Format f) {
+KF_CONSTEXPR int bits(Format f) {
     return f == Format::f32    ? 32
            : f == Format::f16  ? 16
            : f == Format::bf16 ? 16
@@ -26,56 +26,57 @@ constexpr int bits(Format f) {
            : f == Format::q6_k ? 6
                                : 4;
 }
-constexpr int offset(Format f) {
+KF_CONSTEXPR int offset(Format f) {
     return f == Format::q8_0 || f == Format::int8_channel ? 128 : f == Format::q4_0 ? 8 : f == Format::q6_k ? 32 : f == Format::mxfp4 ? 12 : 0;
 }
-constexpr bool is_float(Format f) { return bits(f) >= 16; }
-constexpr bool is_k(Format f) { return f == Format::q4_k || f == Format::q5_k || f == Format::q6_k; }
+KF_CONSTEXPR bool is_float(Format f) { return bits(f) >= 16; }
+KF_CONSTEXPR bool is_k(Format f) { return f == Format::q4_k || f == Format::q5_k || f == Format::q6_k; }
 /* Scales are bytes e, and d = 2^(e - 128). */
-constexpr bool e8m0(Format f) { return f == Format::mxfp4; }
+KF_CONSTEXPR bool e8m0(Format f) { return f == Format::mxfp4; }
 /* One float32 scale for all k of a row. */
-constexpr bool row_scale(Format f) { return f == Format::int8_channel; }
-constexpr bool has_min(Format f) { return f == Format::q4_1 || f == Format::q4_k || f == Format::q5_k; }
+KF_CONSTEXPR bool row_scale(Format f) { return f == Format::int8_channel; }
+KF_CONSTEXPR bool has_min(Format f) { return f == Format::q4_1 || f == Format::q4_k || f == Format::q5_k; }
 
 template <Format F, int ROWS>
 struct Panel {
     static_assert(ROWS == 16 || ROWS == 32 || ROWS == 64, "a panel is 16, 32 or 64 rows high");
-    static constexpr int kTiles = ROWS / kTileRows;
+    enum : int64_t {
+        kTiles = ROWS / kTileRows,
+        /* Bytes of a tile: 16 rows x 32 k of values. */
+        kTileBytes = kTileRows * kGroup * bits(F) / 8,
+        /* Bytes of one group's scales, of all rows. */
+        kScaleBytes = is_float(F) || row_scale(F) ? 0 : (e8m0(F) ? 1 : is_k(F) || !has_min(F) ? 2 : 4) * ROWS,
+        /* Bytes of the header in front of 256 k: d f16[ROWS], dmin f16[ROWS] if the format has a minimum. With row scales of
+         * the one in front of the panel: d f32[ROWS]. */
+        kHeaderBytes = is_k(F) ? (has_min(F) ? 4 : 2) * ROWS : row_scale(F) ? 4 * ROWS : 0,
+        /* From one group of 32 k to the next inside the same 256 k. */
+        kGroupBytes = kScaleBytes + kTiles * kTileBytes,
+        /* From one 256 k to the next (K formats). */
+        kSuperBytes = kHeaderBytes + kSuper / kGroup * kGroupBytes,
+    };
 
-    /* Bytes of a tile: 16 rows x 32 k of values. */
-    static constexpr int64_t kTileBytes = kTileRows * kGroup * bits(F) / 8;
-    /* Bytes of one group's scales, of all rows. */
-    static constexpr int64_t kScaleBytes = is_float(F) || row_scale(F) ? 0 : (e8m0(F) ? 1 : is_k(F) || !has_min(F) ? 2 : 4) * ROWS;
-    /* Bytes of the header in front of 256 k: d f16[ROWS], dmin f16[ROWS] if the format has a minimum. With row scales of the
-     * one in front of the panel: d f32[ROWS]. */
-    static constexpr int64_t kHeaderBytes = is_k(F) ? (has_min(F) ? 4 : 2) * ROWS : row_scale(F) ? 4 * ROWS : 0;
-    /* From one group of 32 k to the next inside the same 256 k. */
-    static constexpr int64_t kGroupBytes = kScaleBytes + kTiles * kTileBytes;
-    /* From one 256 k to the next (K formats). */
-    static constexpr int64_t kSuperBytes = kHeaderBytes + kSuper / kGroup * kGroupBytes;
-
-    static constexpr int64_t groups(int64_t K) { return (K + kGroup - 1) / kGroup; }
-    static constexpr int64_t panels(int64_t packed_rows) { return (packed_rows + ROWS - 1) / ROWS; }
+    static KF_CONSTEXPR int64_t groups(int64_t K) { return (K + kGroup - 1) / kGroup; }
+    static KF_CONSTEXPR int64_t panels(int64_t packed_rows) { return (packed_rows + ROWS - 1) / ROWS; }
     /* From one panel to the next. */
-    static constexpr int64_t bytes(int64_t K) { return is_k(F) ? K / kSuper * kSuperBytes : kHeaderBytes + groups(K) * kGroupBytes; }
+    static KF_CONSTEXPR int64_t bytes(int64_t K) { return is_k(F) ? K / kSuper * kSuperBytes : kHeaderBytes + groups(K) * kGroupBytes; }
 
     /* Offsets inside a panel. */
-    static constexpr int64_t header(int64_t g) { return g / (kSuper / kGroup) * kSuperBytes; }
-    static constexpr int64_t scales(int64_t g) {
+    static KF_CONSTEXPR int64_t header(int64_t g) { return g / (kSuper / kGroup) * kSuperBytes; }
+    static KF_CONSTEXPR int64_t scales(int64_t g) {
         return is_k(F) ? header(g) + kHeaderBytes + g % (kSuper / kGroup) * kGroupBytes : kHeaderBytes + g * kGroupBytes;
     }
-    static constexpr int64_t tile(int64_t g, int t) { return scales(g) + kScaleBytes + t * kTileBytes; }
+    static KF_CONSTEXPR int64_t tile(int64_t g, int t) { return scales(g) + kScaleBytes + t * kTileBytes; }
 };
 
 /* The packed row of row n: with gate_up, 16 gate rows alternate with the 16 up rows of the same outputs. */
-constexpr int64_t packed_row(int64_t n, int64_t N, bool gate_up) {
+KF_CONSTEXPR int64_t packed_row(int64_t n, int64_t N, bool gate_up) {
     if (!gate_up) return n;
     const int64_t half = N / 2, up = n >= half, i = n - up * half;
     return i / kTileRows * 2 * kTileRows + up * kTileRows + i % kTileRows;
 }
 
 /* Rows of the packed matrix before padding to ROWS. */
-constexpr int64_t packed_rows(int64_t N, bool gate_up) {
+KF_CONSTEXPR int64_t packed_rows(int64_t N, bool gate_up) {
     return gate_up ? (N / 2 + kTileRows - 1) / kTileRows * kTileRows * 2 : N;
 }
 
