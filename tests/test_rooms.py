@@ -36,6 +36,8 @@ NEIGHBOURS = {
     ("targets", "operators"),
     ("harness", "backends"),
     ("agent", "tuner"),
+    ("backends", "harness.callers"),
+    ("backends", "harness.emulation"),
     ("backends", "harness.sandbox"),
 }
 
