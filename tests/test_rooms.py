@@ -39,6 +39,7 @@ NEIGHBOURS = {
     ("agent", "tuner"),
     ("interchange", "tuner"),
     ("interchange", "torch"),
+    ("backends", "harness.emulation"),
     ("backends", "harness.sandbox"),
     ("backends", "harness.fenced"),
     ("backends", "harness.callers"),
