@@ -46,7 +46,11 @@ ARM_EXTENSIONS: dict[str, str] = {
     "sve2": "sve2",
 }
 
-KNOWN = frozenset(X86_FLAGS) | frozenset(ARM_EXTENSIONS) | {"asimd"}
+# What an OpenCL device says of its float32 arithmetic, of its memory, and which extensions it has.
+OPENCL = frozenset({"cl_denorm", "cl_fma", "cl_exact_divide_sqrt", "cl_shared_memory", "cl_khr_fp16", "cl_khr_fp64",
+                    "cl_khr_subgroups", "cl_khr_integer_dot_product", "cl_khr_int64_base_atomics"})
+
+KNOWN = frozenset(X86_FLAGS) | frozenset(ARM_EXTENSIONS) | {"asimd"} | OPENCL
 
 
 def lanes(features: Iterable[str]) -> int:

@@ -21,6 +21,7 @@ from kforge.core.errors import KforgeError, Stopped, sentence_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kforge.core.target import Target
     from kforge.tuner.journal import RunFolder
     from kforge.tuner.options import TuneOptions
     from kforge.tuner.tune import TuneResult
@@ -34,7 +35,9 @@ def tune(
     model: Annotated[
         str, typer.Argument(help="A model's name, a GGUF file, a safetensors folder, or an imported operator.")
     ] = "smollm2-135m",
-    target: Annotated[str, typer.Option(help="Only the host can be measured.")] = "host",
+    target: Annotated[
+        str, typer.Option(help="host, or opencl: this machine's OpenCL device, by OPENCL-NAME where it has several.")
+    ] = "host",
     budget: Annotated[
         str,
         typer.Option(
@@ -88,17 +91,14 @@ def tune(
     from kforge.harness.turn import Turn
     from kforge.native.compilers import default_compiler
     from kforge.registry.database import Registry
-    from kforge.targets.files import load_target
     from kforge.tuner.journal import Event, RunFolder
     from kforge.tuner.options import TuneOptions
     from kforge.tuner.tune_operator import imported
 
-    if target != "host":
-        raise KforgeError(f"target {target} is not this machine: kernels can only be timed on the host (--target host)")
     default_compiler()  # says what is missing or too old
     if not resume:  # a resumed run may have been told in its first life
         require(proven(), trust_candidates)
-    hardware = load_target("host")
+    hardware = _hardware("host" if resume else target)
     try:
         shared = Turn(turn) if turn else None
     except OSError as error:
@@ -110,7 +110,10 @@ def tune(
                 folder.close()
                 _show_finished(folder.path, as_json)
                 return
-            options = TuneOptions.from_json(folder.of(Event.STARTED)[0]["options"])
+            begun = folder.of(Event.STARTED)[0]
+            if begun["identity"] != hardware.identity:  # of a device: another target than this machine's processor
+                hardware = _hardware(begun["target"])
+            options = TuneOptions.from_json(begun["options"])
             if trust_candidates:
                 options = dataclasses.replace(options, trust_candidates=True)
             asked = Agent.of(options)
@@ -165,6 +168,17 @@ def tune(
         print(json.dumps(tuned_document(result, folder.path), indent=1))
     else:
         _print(result, folder.path)
+
+
+def _hardware(name: str) -> Target:
+    """The target to tune for. Raises KforgeError for one that is not at hand."""
+    from kforge.backends.targets import target_called, why_not_here
+
+    found = target_called(name)
+    if name != "host" and (why := why_not_here(found)):
+        raise KforgeError(f"target {name}: kernels can only be timed where they run, and {why} (--target host is this "
+                          "machine)")
+    return found
 
 
 def _require_subject(name: str) -> None:

@@ -8,6 +8,8 @@ import ctypes
 import functools
 from pathlib import Path
 
+from kforge.backends.opencl.programs import HERE as OPENCL
+from kforge.core.errors import KforgeError
 from kforge.native.build import build_library, build_program, executor_sources, source_dir
 
 _HERE = Path(__file__).resolve().parent
@@ -17,6 +19,21 @@ _HERE = Path(__file__).resolve().parent
 def runner() -> Path:
     """Path of ``kforge-runner``. Raises KforgeError when there is no compiler."""
     return build_program("kforge-runner", [_HERE / "runner.cc", *executor_sources()], include_dirs=[source_dir()])
+
+
+@functools.cache
+def opencl_runner() -> Path:
+    """Path of ``kforge-opencl-runner``. It takes the place of the C library's dlsym (``gate.h``)."""
+    return build_program("kforge-opencl-runner", [_HERE / "opencl_runner.cc"], ["-rdynamic"],
+                         include_dirs=[source_dir(), OPENCL, _HERE])
+
+
+def runner_of(backend: str) -> Path:
+    """The program that runs a backend's candidates. Raises KforgeError where there is none."""
+    runners = {"cpp": runner, "opencl": opencl_runner}
+    if backend not in runners:
+        raise KforgeError(f"kernels of backend {backend} cannot be run by the harness")
+    return runners[backend]()
 
 
 @functools.cache

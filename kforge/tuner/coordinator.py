@@ -107,7 +107,8 @@ class Coordinator:
     def _space(self, task: Task) -> Space:
         if self.generated:
             return Space(task, self.generated, self.target, self.generated[0].path)
-        return Space(task, exact_templates(task.problem.operator), self.target)
+        templates = exact_templates(task.problem.operator, self.target.backends[0])
+        return Space(task, templates, self.target)
 
     def _is_settled(self, space: Space) -> bool:
         """Whether an earlier run settled all these buckets, with the same templates, and nothing is stale."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 
+from kforge.backends.cpp.admission import admit
 from kforge.backends.cpp.build import build
 from kforge.backends.verbs import Checked, StaticReport
 from kforge.core.errors import KforgeError
+from kforge.core.image import Loadable
+from kforge.core.launch import Launch
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, Failure, NumericsClass
 from kforge.core.workload import Workload
@@ -30,6 +33,12 @@ class CppBackend:
 
     def build(self, candidate: Candidate, target: Target) -> Artifact | Failure:
         return build(candidate, target)
+
+    def admit(self, data: bytes, target: Target) -> Loadable | Failure:
+        return admit(data)
+
+    def launches(self, data: bytes) -> tuple[Launch, ...]:
+        return ()
 
     def inspect(self, artifact: Artifact, workload: Workload, target: Target) -> StaticReport:
         from kforge.operators import get
