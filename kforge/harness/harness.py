@@ -150,7 +150,7 @@ class Harness:
     @_in_turn
     def empty_call(self, workload: Workload, *, plan: Plan = SEARCH) -> Timing | Failure:
         """What a call at this workload takes whose kernel does nothing; see ``kforge.harness.empty_call``."""
-        built = self._build(empty_kernel(workload.problem))
+        built = self._build(empty_kernel(workload.problem, self.target.backends[0]))
         if isinstance(built, Failure):
             return built
         try:

@@ -96,6 +96,8 @@ class Coordinator:
 
     def _know_the_noise(self, harness: Harness) -> None:
         """Once per machine: what the judge has to hold gains against. Without it next to nothing is accepted."""
+        if self.target.backends[0] != "cpp":
+            return  # what the noise is measured with are native kernels
         seconds = _NOISE_SHARE * self.options.budget_seconds
         if seconds < _LEAST_NOISE_SECONDS or noise_of(self.target, harness.threads) != UNCALIBRATED:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import tempfile
@@ -9,6 +10,9 @@ import time
 from pathlib import Path
 
 from kforge.backends.cpp import store
+from kforge.backends.cpp.code import CodeFacts
+from kforge.backends.cpp.elf import Refused
+from kforge.backends.opencl import poclbin
 from kforge.backends.opencl.devices import Device, device_of
 from kforge.backends.opencl.image import ImageError, OpenClImage, Signature, parse
 from kforge.backends.opencl.programs import HERE, tool
@@ -70,11 +74,10 @@ def load(data: bytes, target: Target) -> OpenClImage | Failure:
         device = device_of(target)
         if device is None:
             return Failure(FailureClass.LOAD, f"this machine has no {target.name}")
-        image = OpenClImage(image.launches, image.signature, image.binary, device.number)
-        image.blob()
     except ImageError as error:
         return Failure(FailureClass.ADMISSION, f"not admitted: {error}")
-    return image
+    facts = _admitted(image)
+    return facts if isinstance(facts, Failure) else dataclasses.replace(image, device=device.number)
 
 
 def prelude() -> str:
@@ -105,13 +108,24 @@ def _compile(candidate: Candidate, device: Device, sizes: list[tuple[int, int, i
     except OSError as error:
         raise KforgeError(f"cannot build in {tempfile.gettempdir()}: {error.strerror}; free some space, or set TMPDIR "
                           "to another folder") from error
-    report = CompilerReport(device.compiler, _OPTIONS, seconds, len(binary), 0, (), outcome.text[:4000])
     image = OpenClImage(candidate.launches, signature(candidate), binary)
+    facts = _admitted(image)
+    if isinstance(facts, Failure):
+        return facts
+    report = CompilerReport(device.compiler, _OPTIONS, seconds, facts.text_bytes, facts.spills, facts.mix,
+                            outcome.text[:4000])
+    return _artifact(image.data(), report, candidate)
+
+
+def _admitted(image: OpenClImage) -> CodeFacts | Failure:
+    """What is known of the code, of an image that the runner can take; or why it is refused."""
     try:
         image.blob()
-    except ImageError as error:
+        if poclbin.is_poclbin(image.binary):
+            return poclbin.admit(image.binary, image.launches)
+        return CodeFacts(len(image.binary), 0, ())
+    except (ImageError, LaunchError, Refused) as error:
         return Failure(FailureClass.ADMISSION, f"not admitted: {error}")
-    return _artifact(image.data(), report, candidate)
 
 
 def _artifact(data: bytes, report: CompilerReport, candidate: Candidate) -> Artifact:

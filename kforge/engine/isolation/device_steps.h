@@ -46,7 +46,7 @@ class Kernels {
     };
     const int threads_;
     uintptr_t anywhere_ = 0;
-    kforge_engine::Kernels native_;
+    native::Kernels native_;
     kforge_opencl::Device device_;
     std::vector<std::unique_ptr<kforge_opencl::Kernel>> kernels_;
     std::vector<Place> places_;

@@ -39,6 +39,9 @@ using kforge_harness::futex_wake;
 #ifdef KFORGE_OPENCL
 using device::Kernels;
 using device::Steps;
+#else
+using native::Kernels;
+using native::Steps;
 #endif
 
 // Exit statuses; process.py knows them.

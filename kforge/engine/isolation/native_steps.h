@@ -17,6 +17,8 @@ struct Memory {
     bool writable;
 };
 
+namespace native {
+
 class Kernels {
   public:
     explicit Kernels(kforge::Team &) {}
@@ -56,4 +58,5 @@ class Steps {
     kforge::Program program_;
 };
 
+}  // namespace native
 }  // namespace kforge_engine
