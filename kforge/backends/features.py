@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kforge.targets.gpu import GPU_FEATURES
+
 # Feature -> compiler flags that let gcc and clang use it. Order does not matter: each flag implies what it needs.
 X86_FLAGS: dict[str, tuple[str, ...]] = {
     "pni": ("-msse3",),
@@ -50,7 +52,7 @@ ARM_EXTENSIONS: dict[str, str] = {
 OPENCL = frozenset({"cl_denorm", "cl_fma", "cl_exact_divide_sqrt", "cl_shared_memory", "cl_khr_fp16", "cl_khr_fp64",
                     "cl_khr_subgroups", "cl_khr_integer_dot_product", "cl_khr_int64_base_atomics"})
 
-KNOWN = frozenset(X86_FLAGS) | frozenset(ARM_EXTENSIONS) | {"asimd"} | OPENCL
+KNOWN = frozenset(X86_FLAGS) | frozenset(ARM_EXTENSIONS) | {"asimd"} | GPU_FEATURES | OPENCL
 
 
 def lanes(features: Iterable[str]) -> int:

@@ -1,14 +1,15 @@
 """What a backend does, whatever its language and silicon: the few verbs that the rest of kforge calls.
 
 A backend is a folder ``kforge/backends/NAME`` with a class that has these methods, listed in ``of``; a target names
-those that build for it (``Target.backends``). Building, inspecting and checking need no device; timing does.
+those that build for it (``Target.backends``). Building and inspecting need no device; for
+checking something may stand in for it; timing is done on the device alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kforge.core.errors import KforgeError
 from kforge.core.image import Loadable
@@ -16,6 +17,11 @@ from kforge.core.launch import Launch
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, Failure
 from kforge.core.workload import Workload
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kforge.operators.base import Arrays
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,23 @@ class StaticReport:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A candidate that was right wherever it was checked. ``exact``: bit for bit the order specification everywhere."""
+class Caller(Protocol):
+    """Runs one candidate, call by call, in a locked-down process of its own."""
 
-    cases: int
-    max_error_ratio: float  # worst |out - ref| over the bound
-    exact: bool
-    where: str  # "device", or what stood in for it: "interpreter", "qemu", "fibers"
+    def run_once(self, workload: Workload, inputs: Arrays, threads: int, poison: int, fence: int, strided: bool,
+                 seconds: float, late: int | None = None) -> dict[str, np.ndarray] | Failure:
+        """The ``out`` and ``inout`` tensors after one call, which may take ``seconds``. Outputs and scratch are
+        poisoned with the byte ``poison``, the byte ``fence`` lies around every tensor and is compared afterwards
+        (FENCE), inputs too (INPUT_MODIFIED); ``strided``: activations lie as ``kforge.harness.forms`` says. ``late``
+        may be ignored where there are no threads. A fault is CRASH, too long TIMEOUT."""
+
+
+class StandIn(Caller, Protocol):
+    """A caller that is not the candidate's device. ``where``: "interpreter", "qemu", "fibers"."""
+
+    where: str
+
+    def close(self) -> None: ...
 
 
 class Backend(Protocol):
@@ -69,9 +84,12 @@ class Backend(Protocol):
     def inspect(self, artifact: Artifact, workload: Workload, target: Target) -> StaticReport:
         """From the binary, the compiler's report and the target's limits."""
 
-    def check(self, candidate: Candidate, workload: Workload, target: Target, seed: int) -> Checked | Failure:
-        """Against the operator's bound (and, when it claims to be exact, its order specification) at the workload's
-        bucket, on the device where there is one, else on what stands in for it; inside the sandbox."""
+    def stand_in(self, candidate: Candidate, artifact: Artifact, target: Target) -> StandIn | Failure:
+        """A sandboxed process in which the candidate runs on this machine although its device is not here.
+
+        ``kforge.harness.offline`` makes the cases, and holds what comes back against the references, which no
+        candidate's process ever sees. Raises KforgeError where there is nothing of the kind.
+        """
 
 
 _KNOWN = {"cpp": "kforge.backends.cpp.backend:CppBackend", "triton": "kforge.backends.triton.backend:TritonBackend",

@@ -17,6 +17,9 @@ class Table:
         self._values = values
         self._seen: set[str] = set()
 
+    def has(self, field: str) -> bool:
+        return field in self._values
+
     def text(self, field: str, choices: Sequence[str] = ()) -> str:
         value = self._take(field)
         if not isinstance(value, str) or not value:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from kforge.backends.opencl import build as building
 from kforge.backends.opencl.devices import device_of
 from kforge.backends.opencl.image import ImageError, parse
-from kforge.backends.verbs import Checked, StaticReport
+from kforge.backends.verbs import StandIn, StaticReport
 from kforge.core.errors import KforgeError
 from kforge.core.image import Loadable
 from kforge.core.launch import Launch
 from kforge.core.target import Target
-from kforge.core.trial import Artifact, Candidate, Failure, NumericsClass
+from kforge.core.trial import Artifact, Candidate, Failure
 from kforge.core.workload import Workload
 
 
@@ -55,11 +55,6 @@ class OpenClBackend:
         return StaticReport(resources, (), 0.0, limit.seconds, limit.bound_by,
                             ("the time is the roofline's: no model of the instructions",))
 
-    def check(self, candidate: Candidate, workload: Workload, target: Target, seed: int) -> Checked | Failure:
-        from kforge.harness import Harness
-
-        with Harness(target, target.cores, seed=seed) as harness:
-            found = harness.check(candidate, workload)
-        if isinstance(found, Failure):
-            return found
-        return Checked(found.cases, found.max_error_ratio, candidate.numerics is NumericsClass.EXACT, "device")
+    def stand_in(self, candidate: Candidate, artifact: Artifact, target: Target) -> StandIn | Failure:
+        raise KforgeError(f"nothing stands in for {target.name}: on a machine without devices PoCL is one (apt-get install "
+                          "pocl-opencl-icd), as a target of its own")

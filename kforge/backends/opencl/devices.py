@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kforge.backends.opencl.programs import tool
 from kforge.core.errors import KforgeError
-from kforge.core.target import Compiler, Target
+from kforge.core.target import Compiler, Gpu, Target
 
 _SECONDS = 60
 _FIELDS = 14
@@ -100,7 +100,8 @@ def target_of(device: Device, host: Target) -> Target:
                   caches=host.caches if own else (), memory_bytes=device.memory_bytes,
                   bandwidth=host.bandwidth if own else (), peaks=host.peaks if own else (),
                   compilers=(Compiler("", device.platform, device.driver),),
-                  levels=host.levels if own else (), backends=("opencl",))
+                  levels=host.levels if own else (), backends=("opencl",),
+                  gpu=None if own else Gpu("", (device.name,)))
 
 
 def target_named(name: str, host: Target) -> Target:
