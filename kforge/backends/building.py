@@ -15,7 +15,7 @@ def build(candidate: Candidate, target: Target) -> Artifact | Failure:
 
 
 def admit(backend: str, data: bytes, target: Target) -> Loadable | Failure:
-    """What a runner on this machine loads of an artifact's bytes, or why they are refused; see ``verbs.Backend.admit``."""
+    """What a runner on this machine loads of an artifact's bytes, or why not; see ``verbs.Backend.admit``."""
     return of(backend).admit(data, target)
 
 

@@ -30,8 +30,8 @@ KvTokens = Annotated[int, typer.Option(min=1, help="Positions that the KV cache 
 Kv = Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8 (half the memory of f16).")]
 Act = Annotated[str, typer.Option(help="Activations of integer-quantised weights: a8 or f32.")]
 Target = Annotated[
-    str, typer.Option(help="Whose kernels run: host, or opencl (this machine's OpenCL device, with the processor's kernels "
-                      "where there is no template in its language).")
+    str, typer.Option(help="Whose kernels run: host, or opencl (this machine's OpenCL device, with the processor's "
+                      "kernels where there is no template in its language).")
 ]
 Isolate = Annotated[
     bool | None,

@@ -33,8 +33,8 @@ VALIDATORS: dict[str, tuple[Validator, ...]] = {
     "opencl": (
         Validator("operator_version", Severity.HARD, "the operator's contract has changed"),
         Validator(
-            "compiler", Severity.HARD, "a device's binary is its driver's own: another version may refuse it, or load it "
-            "in another way than the one that was checked"
+            "compiler", Severity.HARD, "a device's binary is its driver's own: another version may refuse it, or load "
+            "it in another way than the one that was checked"
         ),
     ),
 }

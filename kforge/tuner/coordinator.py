@@ -138,9 +138,9 @@ class Coordinator:
         measurer.prebuild([s.render(defaults[s.task.problem], "default") for s in spaces if s.points])
         for space in spaces:
             if not space.points:
-                self.watcher.note(
-                    f"no template fits {space.task.problem.key}: {'; '.join(r for _, r in space.refused)}"
-                )
+                reasons = "; ".join(dict.fromkeys(reason for _, reason in space.refused))
+                none = f"none is shipped in {self.target.backends[0]}, another language's serves"
+                self.watcher.note(f"no template fits {space.task.problem.key}: {reasons or none}")
                 continue
             search = TaskSearch(
                 space, storage, [b.workload.key for b in space.task.buckets], self._seeds(space), seed=self.options.seed

@@ -86,7 +86,8 @@ def _promote(kernel: KernelRecord, model: Model, options: TuneOptions, folder: R
         before = registry.snapshot()
         elsewhere = any(k.proposer not in OWN for k in [kernel, *before.kernels])
         watcher.stage("running the engine with and without it")
-        pairs = EnginePairs(model, options, default_kernels(target), isolate=elsewhere)
+        isolate = elsewhere or target.backends[0] != "cpp"
+        pairs = EnginePairs(model, options, default_kernels(target), isolate=isolate)
         ways = list(dict.fromkeys([*beside, *modes(options.batches, (options.context,), options.prefill)]))
         verdicts = Promotion(pairs, registry, folder, watcher).promote(before, before, [kernel], ways, lambda: False)
     now = next(k for k in registry.snapshot().kernels if k.id == kernel.id)

@@ -80,7 +80,8 @@ def tune(
         if accepted or changed(folder.of(Event.SETTLED)):
             watcher.stage("running the engine with and without each winner")
             elsewhere = any(k.proposer not in OWN for k in [*accepted, *coordinator.snapshot.kernels])
-            pairs = EnginePairs(model, options, default_kernels(target), isolate=elsewhere or target.backends[0] != "cpp")
+            isolate = elsewhere or target.backends[0] != "cpp"
+            pairs = EnginePairs(model, options, default_kernels(target), isolate=isolate)
             before = coordinator.snapshot
             with turn or nullcontext():
                 layouts = Layouts(pairs, target.identity, registry, folder, watcher).confirm(

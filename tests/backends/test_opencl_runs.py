@@ -56,7 +56,8 @@ def test_a_kernel_in_opencl_is_exact_to_the_bit(harness, target, workload):
     assert trial.failure is None and trial.timing is not None and trial.timing.seconds > 0
 
 
-@pytest.mark.parametrize("changed", [{"fused": 1, "arithmetic": "int"}, {"m_tile": 1, "r_blocks": 4, "group": 2}], ids=str)
+@pytest.mark.parametrize("changed", [{"fused": 1, "arithmetic": "int"}, {"m_tile": 1, "r_blocks": 4, "group": 2}],
+                         ids=str)
 def test_other_points_are_exact_too(harness, target, changed):
     workload = WORKLOADS[1]
     made = candidate(workload.problem, target, **changed)
@@ -87,7 +88,7 @@ def edited(made: Candidate, old: str, new: str) -> Candidate:
     ("long t = ", 'asm volatile("syscall" ::"a"(39L) : "rcx", "r11", "memory"); long t = ',
      {FailureClass.ADMISSION, FailureClass.COMPILE}),
     ("long t = ", 'printf("out\\n"); long t = ', {FailureClass.ADMISSION, FailureClass.COMPILE}),
-    ("__kernel void", "__attribute__((constructor)) void early(void) {} __kernel void",
+    ("__attribute__((reqd", "__attribute__((constructor)) void early(void) {}\n__attribute__((reqd",
      {FailureClass.ADMISSION, FailureClass.COMPILE}),
 ])
 def test_what_is_wrong_costs_a_trial_and_is_named(harness, target, old, new, kinds):

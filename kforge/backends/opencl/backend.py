@@ -56,5 +56,5 @@ class OpenClBackend:
                             ("the time is the roofline's: no model of the instructions",))
 
     def stand_in(self, candidate: Candidate, artifact: Artifact, target: Target) -> StandIn | Failure:
-        raise KforgeError(f"nothing stands in for {target.name}: on a machine without devices PoCL is one (apt-get install "
-                          "pocl-opencl-icd), as a target of its own")
+        raise KforgeError(f"nothing stands in for {target.name}: where there is no device PoCL is one, as a target of "
+                          "its own (apt-get install pocl-opencl-icd)")

@@ -1,4 +1,4 @@
-"""OpenCL C to a device's binary: the driver's compiler, locked down, and a cache addressed by what the bytes depend on."""
+"""OpenCL C to a device's binary: the driver's compiler, locked down, and a cache by what the bytes depend on."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ from kforge.operators import get
 _SOURCE, _OUTPUT = "kernel.cl", "kernel.bin"
 # Nothing that lets the compiler change a result, and divisions and square roots that are rounded correctly.
 _OPTIONS = ("-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt")
+# Of PoCL's: where it works, and one version of each kernel, for all grids. A template that names its group's size in the
+# source (reqd_work_group_size) has that version compiled for it.
+_ENVIRONMENT = ("POCL_CACHE_DIR=cache", "POCL_WORK_GROUP_SPECIALIZATION=0")
 _LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30, file_bytes=64 << 20)
 _DIAGNOSTIC = re.compile(r"^.*?(?P<line>\d+):\d+: (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
 _MOST_BINARY = 32 << 20
@@ -48,12 +51,12 @@ def build(candidate: Candidate, target: Target) -> Artifact | Failure:
         return Failure(FailureClass.COMPILE, "an OpenCL kernel needs [[launch]] in its template's header")
     if (largest := max(x * y * z for x, y, z in sizes)) > device.group_size:
         return Failure(FailureClass.COMPILE, f"a group of {largest} threads: {device.name} takes {device.group_size}")
-    key = stable_hash(["opencl", candidate.source, prelude(), list(_OPTIONS), device.compiler, device.name,
+    key = stable_hash(["opencl", candidate.source, prelude(), [*_OPTIONS, *_ENVIRONMENT], device.compiler, device.name,
                        [repr(launch) for launch in candidate.launches]], 40)
     folder = cache_dir() / "artifacts"
     if (cached := store.load(folder, key, candidate.hash)) is not None:
         return _artifact(cached.data, cached.report, candidate)
-    built = _compile(candidate, device, sizes)
+    built = _compile(candidate, device)
     if isinstance(built, Artifact):
         store.save(folder, key, built)
     return built
@@ -85,23 +88,22 @@ def prelude() -> str:
     return (HERE / "prelude.cl").read_text(encoding="utf-8")
 
 
-def _compile(candidate: Candidate, device: Device, sizes: list[tuple[int, int, int]]) -> Artifact | Failure:
+def _compile(candidate: Candidate, device: Device) -> Artifact | Failure:
     try:
         source = f"{prelude()}\n#line 1\n{candidate.source}".encode()
     except UnicodeEncodeError as error:
         return Failure(FailureClass.COMPILE, f"the source is no Unicode text: {error.reason} at {error.start}")
-    wanted = ",".join(dict.fromkeys(f"{x}-{y}-{z}-goffs0" for x, y, z in sizes))
     try:
         with draft_folder() as work:
             (work / _SOURCE).write_bytes(source)
-            command = ("/usr/bin/env", "POCL_CACHE_DIR=cache", f"POCL_BINARY_SPECIALIZE_WG={wanted}", str(tool()), "build",
-                       str(device.number), _SOURCE, _OUTPUT, " ".join(_OPTIONS))
+            command = ("/usr/bin/env", *_ENVIRONMENT, str(tool()), "build", str(device.number), _SOURCE, _OUTPUT,
+                       " ".join(_OPTIONS))
             began = time.monotonic()
             outcome = run(command, work, _LIMITS, (str(tool().parent), "/etc/OpenCL", "/sys/devices", "/proc"))
             seconds = time.monotonic() - began
             if outcome.timed_out:
-                return Failure(FailureClass.COMPILE_LIMIT, f"{device.compiler} took longer than {_LIMITS.seconds:g} s",
-                               outcome.text[-2000:])
+                reason = f"{device.compiler} took longer than {_LIMITS.seconds:g} s"
+                return Failure(FailureClass.COMPILE_LIMIT, reason, outcome.text[-2000:])
             if outcome.code != 0:
                 return _refused(outcome.code, outcome.text, device)
             binary = _read(work / _OUTPUT)
@@ -137,8 +139,8 @@ def _refused(code: int, text: str, device: Device) -> Failure:
         raise KforgeError(f"{device.compiler} cannot build here: {text.strip()[-300:]}")
     found = _DIAGNOSTIC.search(text)
     if code < 0 and not found:
-        return Failure(FailureClass.COMPILE_LIMIT, f"{device.compiler} ran into its limit of memory or time, or crashed",
-                       text[-2000:])
+        reason = f"{device.compiler} ran into its limit of memory or time, or crashed"
+        return Failure(FailureClass.COMPILE_LIMIT, reason, text[-2000:])
     said = f"line {found['line']}: {found['text']}" if found else text.strip()[-300:]
     return Failure(FailureClass.COMPILE, f"{device.compiler}: {said}", text[:4000])
 

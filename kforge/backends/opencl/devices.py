@@ -61,8 +61,8 @@ def devices() -> tuple[Device, ...]:
     do not answer."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            done = subprocess.run([str(tool()), "devices"], capture_output=True, text=True, timeout=_SECONDS, check=False,
-                                  cwd=folder, env={"HOME": folder, "POCL_CACHE_DIR": folder})
+            done = subprocess.run([str(tool()), "devices"], capture_output=True, text=True, timeout=_SECONDS,
+                                  check=False, cwd=folder, env={"HOME": folder, "POCL_CACHE_DIR": folder})
         except subprocess.TimeoutExpired:
             raise KforgeError(f"the OpenCL drivers of this machine did not answer within {_SECONDS} s: see clinfo, and "
                               "/etc/OpenCL/vendors for the drivers that are there") from None

@@ -128,6 +128,7 @@ class Device {
         setenv("POCL_MAX_PTHREAD_COUNT", std::to_string(threads).c_str(), 1);
         setenv("POCL_CACHE_DIR", "cache", 1);  // below the current folder: where the driver unpacks a binary
         setenv("HOME", "cache", 1);
+        setenv("POCL_WORK_GROUP_SPECIALIZATION", "0", 1);  // one version of a kernel for all grids: what the binary has
         if (std::string wrong = api.load(); !wrong.empty()) return wrong;
         const std::vector<Handle> all = api.devices();
         if (number >= all.size()) return "there is no OpenCL device " + std::to_string(number) + " here";

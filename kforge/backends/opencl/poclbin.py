@@ -36,20 +36,17 @@ def is_poclbin(binary: bytes) -> bool:
 
 def admit(binary: bytes, launches: Sequence[Launch]) -> CodeFacts:
     """What the code of a kernel's launches comes to. Raises Refused with one sentence."""
-    wanted = {_object(launch.entry, _size(launch)) for launch in launches}
-    # The compiler makes every entry for the size of every launch, and for any size.
-    sizes = {"0-0-0", *(_size(launch) for launch in launches)}
-    every = {_object(launch.entry, size) for launch in launches for size in sizes}
+    wanted = {f"/{launch.entry}/0-0-0/{launch.entry}.so" for launch in launches}
     found: dict[str, bytes] = {}
     for file in files(binary):
         if file.path in found:
             raise Refused(f"the binary has {file.path} twice")
-        if file.path != _PROGRAM and file.path not in every:
+        if file.path != _PROGRAM and file.path not in wanted:
             raise Refused(f"the binary has {file.path}, which belongs to no launch")
         found[file.path] = file.data
     if missing := sorted(wanted - set(found)):
         raise Refused(f"the binary lacks {missing[0]}: it was not built for its launches")
-    facts = [_admit(found[path], path) for path in sorted(every & set(found))]
+    facts = [_admit(found[path], path) for path in sorted(wanted)]
     mix: dict[str, int] = {}
     for one in facts:
         for name, count in one.mix:
@@ -64,14 +61,6 @@ def files(binary: bytes) -> list[File]:
         return _Reader(binary).files()
     except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
         raise Refused(f"the binary is damaged: {error}") from None
-
-
-def _size(launch: Launch) -> str:
-    return "-".join(map(str, launch.threads({}))) + "-goffs0"
-
-
-def _object(entry: str, size: str) -> str:
-    return f"/{entry}/{size}/{entry}.so"
 
 
 def _admit(data: bytes, path: str) -> CodeFacts:
