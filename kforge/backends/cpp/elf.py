@@ -127,7 +127,7 @@ def _load(parts: list[ElfSegment], data: bytes) -> tuple[Segment, ...]:
 def _check_tags(dynamic: DynamicSegment, rules: Rules) -> None:
     for tag in dynamic.iter_tags():
         name = str(tag.entry.d_tag)
-        if name == "DT_NEEDED" and tag.needed in rules.libraries:
+        if name == "DT_NEEDED" and getattr(tag, "needed", "") in rules.libraries:
             continue
         if name == "DT_NEEDED":
             raise Refused("it needs a library")

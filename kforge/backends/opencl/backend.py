@@ -22,14 +22,18 @@ class OpenClBackend:
     def cannot_build(self, target: Target) -> str:
         if "opencl" not in target.backends:
             return f"{target.name} is no OpenCL device"
-        return "" if device_of(target) else f"this machine has no {target.name}: a device's driver builds for it"
+        return "" if device_of(target) else f"this machine has no {target.name}, whose driver builds for it"
 
     def cannot_run(self, target: Target) -> str:
         if why := self.cannot_build(target):
             return why
         device = device_of(target)
         assert device
-        return "" if device.shares_memory else f"{device.name} does not share this machine's memory, which kforge needs"
+        if device.gated and device.shares_memory:
+            return ""
+        return (f"kforge runs OpenCL kernels on PoCL's processor device only, not on {device.name} of "
+                f"{device.platform}: there it would have to run them before the process is locked down, or allow more "
+                "system calls than a kernel may have")
 
     def build(self, candidate: Candidate, target: Target) -> Artifact | Failure:
         return building.build(candidate, target)

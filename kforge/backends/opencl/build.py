@@ -29,8 +29,8 @@ from kforge.operators import get
 _SOURCE, _OUTPUT = "kernel.cl", "kernel.bin"
 # Nothing that lets the compiler change a result, and divisions and square roots that are rounded correctly.
 _OPTIONS = ("-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt")
-# Of PoCL's: where it works, and one version of each kernel, for all grids. A template that names its group's size in the
-# source (reqd_work_group_size) has that version compiled for it.
+# Of PoCL's: where it works, and one version of each kernel, for all grids. A template that names its group's size in
+# the source (reqd_work_group_size) has that version compiled for it.
 _ENVIRONMENT = ("POCL_CACHE_DIR=cache", "POCL_WORK_GROUP_SPECIALIZATION=0")
 _LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30, file_bytes=64 << 20)
 _DIAGNOSTIC = re.compile(r"^.*?(?P<line>\d+):\d+: (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)

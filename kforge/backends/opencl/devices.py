@@ -18,6 +18,7 @@ from kforge.core.target import Compiler, Gpu, Target
 
 _SECONDS = 60
 _FIELDS = 14
+_POCL = "Portable Computing Language"
 _CPU, _GPU = 1 << 1, 1 << 2
 # CL_DEVICE_SINGLE_FP_CONFIG: what exact kernels ask of a device.
 _FP = {"cl_denorm": 1 << 0, "cl_fma": 1 << 5, "cl_exact_divide_sqrt": 1 << 7}
@@ -44,6 +45,12 @@ class Device:
     shares_memory: bool  # with the host: what kforge's runner asks of a device
     fp: tuple[str, ...]  # of ``_FP``
     platform: str
+
+    @property
+    def gated(self) -> bool:
+        """Whether the runner can hold its kernels back until the process is locked down (``gate.h``), and its driver
+        needs no system call to launch them."""
+        return self.kind == "cpu" and self.platform == _POCL
 
     @property
     def compiler(self) -> str:

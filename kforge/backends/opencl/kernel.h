@@ -219,6 +219,7 @@ class Kernel {
                                                               launch.block, 0, nullptr, nullptr);
             if (status != 0) return wrong(launch, "cannot be launched", status);
             if ((status = device_->api.Finish(device_->queue)) != 0) return wrong(launch, "cannot be loaded", status);
+            if (gates == 0) return wrong(launch, "was not loaded through a gate: its driver is not PoCL's", 0);
         }
         return "";
     }
