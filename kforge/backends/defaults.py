@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kforge.backends import templates
-from kforge.backends.cpp.build import build
+from kforge.backends.building import build
 from kforge.backends.templates import Template
 from kforge.core.errors import KforgeError
 from kforge.core.target import Target
@@ -11,16 +11,21 @@ from kforge.core.trial import Artifact, Candidate, NumericsClass
 from kforge.core.workload import Problem
 
 
-def exact_templates(operator: str) -> list[Template]:
+def exact_templates(operator: str, backend: str = "cpp") -> list[Template]:
     """Shipped templates that the engine may use, the one that asks most of a target first."""
-    exact = [t for t in templates.load(operator) if t.numerics is NumericsClass.EXACT and t.backend == "cpp"]
+    exact = [t for t in templates.load(operator) if t.numerics is NumericsClass.EXACT and t.backend == backend]
     return sorted(exact, key=lambda t: (-t.demand, t.path))
+
+
+def fits_template(problem: Problem, target: Target) -> bool:
+    """Whether any of them fits the problem on this target."""
+    return any(t.applies(problem, target) is None for t in exact_templates(problem.operator, target.backends[0]))
 
 
 def default_kernel(problem: Problem, target: Target) -> Candidate:
     """The first of them that fits and builds, at its defaults. Raises KforgeError with what is wrong with each."""
     refused = []
-    for template in exact_templates(problem.operator):
+    for template in exact_templates(problem.operator, target.backends[0]):
         if reason := template.applies(problem, target):
             refused.append(f"{template.path}: {reason}")
             continue

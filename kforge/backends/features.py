@@ -47,7 +47,11 @@ ARM_EXTENSIONS: dict[str, str] = {
     "bf16": "bf16",
 }
 
-KNOWN = frozenset(X86_FLAGS) | frozenset(ARM_EXTENSIONS) | {"asimd"} | GPU_FEATURES
+# What an OpenCL device says of its float32 arithmetic, of its memory, and which extensions it has.
+OPENCL = frozenset({"cl_denorm", "cl_fma", "cl_exact_divide_sqrt", "cl_shared_memory", "cl_khr_fp16", "cl_khr_fp64",
+                    "cl_khr_subgroups", "cl_khr_integer_dot_product", "cl_khr_int64_base_atomics"})
+
+KNOWN = frozenset(X86_FLAGS) | frozenset(ARM_EXTENSIONS) | {"asimd"} | GPU_FEATURES | OPENCL
 
 
 def lanes(features: Iterable[str]) -> int:

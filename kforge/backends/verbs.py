@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from kforge.core.errors import KforgeError
+from kforge.core.image import Loadable
+from kforge.core.launch import Launch
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, Failure
 from kforge.core.workload import Workload
@@ -72,6 +74,12 @@ class Backend(Protocol):
 
     def build(self, candidate: Candidate, target: Target) -> Artifact | Failure:
         """In the sandbox; what was built before comes from the cache."""
+
+    def admit(self, data: bytes, target: Target) -> Loadable | Failure:
+        """What a runner on this machine loads of an artifact's bytes, wherever they come from, or why not."""
+
+    def launches(self, data: bytes) -> tuple[Launch, ...]:
+        """Those that an artifact's bytes carry; none of a language without a grid."""
 
     def inspect(self, artifact: Artifact, workload: Workload, target: Target) -> StaticReport:
         """From the binary, the compiler's report and the target's limits."""

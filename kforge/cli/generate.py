@@ -13,6 +13,7 @@ from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
     from kforge.engine.engine import Engine
+    from kforge.engine.kernel_set import KernelSet
     from kforge.engine.request import SamplingParams
     from kforge.models.model import Model
 
@@ -28,6 +29,10 @@ Seed = Annotated[int, typer.Option(help="Noise of this request; the same seed gi
 KvTokens = Annotated[int, typer.Option(min=1, help="Positions that the KV cache holds; windowed layers need fewer.")]
 Kv = Annotated[str, typer.Option(help="Element type of the KV cache: f16, bf16, f32 or i8 (half the memory of f16).")]
 Act = Annotated[str, typer.Option(help="Activations: a8 (int8 for integer weights), bf16 (and bf16 for bf16), f32.")]
+Target = Annotated[
+    str, typer.Option(help="Whose kernels run: host, or opencl (this machine's OpenCL device, with the processor's "
+                      "kernels where there is no template in its language).")
+]
 Isolate = Annotated[
     bool | None,
     typer.Option("--isolate/--no-isolate", help="Kernels in a locked-down process; by default those from elsewhere."),
@@ -51,6 +56,7 @@ def generate(
     kv: Kv = DEFAULT_KV,
     act: Act = DEFAULT_ACT,
     isolate: Isolate = None,
+    target: Target = "host",
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print as tokens come.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: ids, text, kernels.")] = False,
 ) -> None:
@@ -59,7 +65,7 @@ def generate(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     params = _params(max_tokens, temperature, top_k, top_p, min_p, seed, tuple(stop or ()))
-    engine = open_engine(model, kernels, threads, kv_tokens, kv, act, isolate)
+    engine = open_engine(model, kernels, threads, kv_tokens, kv, act, isolate, target)
     tokenizer = engine.model.tokenizer
     ids = tokenizer.encode_chat([Message("user", text)]) if chat_template else tokenizer.encode(text)
     if as_json:
@@ -119,12 +125,25 @@ def chat(
 
 
 def open_engine(model: str, kernels: str, threads: int | None, kv_tokens: int, kv: str, act: str,
-                isolate: bool | None) -> Engine:
+                isolate: bool | None, target: str = "host") -> Engine:
     """The engine for a model named on the command line. Without a compiler it says so once and runs on torch."""
     from kforge.engine.engine import Engine
 
-    return Engine(open_model(model), usable_kernels(kernels), threads=threads, kv_tokens=kv_tokens, kv=kv,
-                  act=act, isolate=isolate)
+    usable: str | KernelSet = usable_kernels(kernels)
+    if target != "host" and usable != "none":
+        usable = _kernels_on(kernels, target)
+    return Engine(open_model(model), usable, threads=threads, kv_tokens=kv_tokens, kv=kv, act=act, isolate=isolate)
+
+
+def _kernels_on(kernels: str, target: str) -> KernelSet:
+    """The set of this name on another target of this machine. Raises KforgeError for one that is not at hand."""
+    from kforge.backends.targets import target_called, why_not_here
+    from kforge.engine.kernel_set import named
+
+    found = target_called(target)
+    if why := why_not_here(found):
+        raise KforgeError(f"target {target}: kernels can only be run where they were built for, and {why}")
+    return named(kernels, found)
 
 
 def open_model(name: str) -> Model:

@@ -21,19 +21,21 @@ def lookup(
         typer.Argument(help="NAME=VALUE: static attributes and dynamic axes; those of an imported operator's example "
                        "may be left out."),
     ] = None,
-    target: Annotated[str, typer.Option(help="Target name, or a TOML file.")] = "host",
+    target: Annotated[
+        str, typer.Option(help="Target name, opencl (this machine's OpenCL device), or a TOML file.")
+    ] = "host",
     explain: Annotated[bool, typer.Option("--explain", help="Print why each entry was taken or refused.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Which kernel serves this operator at these axes, and why."""
+    from kforge.backends.targets import target_called
     from kforge.cli.nearest import require_operator
     from kforge.operators.axes import USUAL, workload_of
     from kforge.registry.ask import ask, open_snapshot
-    from kforge.targets.files import load_target
 
     given = _parse(axes or [])
     require_operator(operator)
-    snapshot, hardware = open_snapshot(), load_target(target)
+    snapshot, hardware = open_snapshot(), target_called(target)
     wanted = {**USUAL.get(operator, {}), **given}
     answer = ask(snapshot, operator, wanted, hardware)
     workload = workload_of(operator, wanted, lambda weight: snapshot.rows(weight, hardware.identity))

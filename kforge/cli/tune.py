@@ -22,6 +22,7 @@ from kforge.tuner.strategies import DEFAULT, NAMES, check
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kforge.core.target import Target
     from kforge.tuner.journal import RunFolder
     from kforge.tuner.offline import OfflineResult
     from kforge.tuner.options import TuneOptions
@@ -37,7 +38,8 @@ def tune(
         str, typer.Argument(help="A model's name, a GGUF file, a safetensors folder, or an imported operator.")
     ] = "smollm2-135m",
     target: Annotated[
-        str, typer.Option(help="What to tune for (kforge target list). Only the host can be timed; others: --offline.")
+        str, typer.Option(help="What to tune for (kforge target list). Only host, and opencl (this machine's OpenCL "
+                          "device, by OPENCL-NAME where it has several), can be timed; others: --offline.")
     ] = "host",
     offline: Annotated[
         bool,
@@ -107,15 +109,12 @@ def tune(
     from kforge.tuner.tune_operator import imported
 
     check(strategy)
-    if target != "host" and not offline and not resume:
-        raise KforgeError(f"target {target} is not this machine, and kernels are timed on the host only (--target "
-                          "host); to build and check for it without timing, add --offline")
     if offline and agent:
         raise KforgeError("--offline times nothing, so there is nothing that --agent's models could learn from")
     default_compiler()  # says what is missing or too old
     if not resume:  # a resumed run may have been told in its first life
         require(proven(), trust_candidates)
-    hardware = load_target(target)
+    hardware = load_target(target) if offline else _hardware("host" if resume else target)
     try:
         shared = Turn(turn) if turn else None
     except OSError as error:
@@ -131,7 +130,7 @@ def tune(
             if trust_candidates:
                 options = dataclasses.replace(options, trust_candidates=True)
             asked = Agent.of(options)
-            hardware = load_target(options.target)
+            hardware = load_target(options.target) if options.offline else _hardware(options.target)
             run_tune = _prepared(options)
         else:
             alone = imported(model) is not None
@@ -190,6 +189,17 @@ def tune(
         print(json.dumps(tuned_document(result, folder.path), indent=1))
     else:
         _print(result, folder.path)
+
+
+def _hardware(name: str) -> Target:
+    """The target to tune for. Raises KforgeError for one that is not at hand."""
+    from kforge.backends.targets import target_called, why_not_here
+
+    found = target_called(name)
+    if name != "host" and (why := why_not_here(found)):
+        raise KforgeError(f"target {name} is not this machine: kernels can only be timed where they run, and {why} "
+                          "(--target host); to build and check for it without timing, add --offline")
+    return found
 
 
 def _require_subject(name: str) -> None:

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Protocol
 
 MAGIC = b"KFIMAGE1"
 PAGE = 4096
+
+
+class Loadable(Protocol):
+    """What the runner of a kernel's backend loads."""
+
+    def blob(self) -> bytes: ...
 
 
 @dataclass(frozen=True)

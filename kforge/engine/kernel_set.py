@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kforge.backends.cpp import admission
-from kforge.backends.cpp.build import build
-from kforge.backends.defaults import default_kernel
+from kforge.backends.building import admit, build
+from kforge.backends.defaults import default_kernel, fits_template
 from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.errors import KforgeError
-from kforge.core.image import Image
+from kforge.core.image import Loadable
 from kforge.core.kernel import KernelState, Tier
 from kforge.core.target import Target
 from kforge.core.trial import Failure, NumericsClass
@@ -28,7 +27,7 @@ OWN = ("builtin", "default")  # proposers that only fill in the shipped template
 class ChosenKernel:
     """An admitted kernel and where it came from."""
 
-    image: Image
+    image: Loadable
     candidate_hash: str
     template: str
     numerics: NumericsClass
@@ -55,14 +54,16 @@ class KernelSet(Protocol):
 class DefaultKernels:
     """Shipped templates at their defaults (``kforge.backends.defaults``).
 
-    Builds are cached on disk by hash; every artifact is admitted again when it is loaded.
+    Builds are cached on disk by hash; every artifact is admitted again when it is loaded. ``beside``: kernels of the
+    processor that serve on the same memory what there is no template for in the target's own language.
     """
 
     name = "default"
     from_elsewhere = False
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, beside: KernelSet | None = None) -> None:
         self.target = target
+        self._beside = beside
         self._chosen: dict[Problem, ChosenKernel] = {}
 
     def rows(self, weight: Problem) -> int:
@@ -74,11 +75,13 @@ class DefaultKernels:
         return self._chosen[problem]
 
     def _make(self, problem: Problem) -> ChosenKernel:
+        if self._beside is not None and not fits_template(problem, self.target):
+            return self._beside.choose(problem, {})
         candidate = default_kernel(problem, self.target)
         artifact = build(candidate, self.target)
         if isinstance(artifact, Failure):
             raise KforgeError(f"The default kernel of {problem.key} built once, but not again: {artifact.reason}.")
-        image = _admit(artifact.data, candidate.hash)
+        image = _admit(candidate.backend, artifact.data, candidate.hash, self.target)
         return ChosenKernel(image, candidate.hash, candidate.template, candidate.numerics, Tier.DEFAULT)
 
 
@@ -93,7 +96,7 @@ class TunedKernels:
         self.target = default.target
         self._snapshot, self._store, self._default = snapshot, store, default
         self._asker = asker(default.target)
-        self._images: dict[str, Image] = {}
+        self._images: dict[str, Loadable] = {}
         exact = NumericsClass.EXACT  # the others, of imported operators, are never chosen here
         served = (k for k in snapshot.kernels if k.state is KernelState.PROMOTED and k.numerics is exact)
         self.from_elsewhere = any(k.proposer not in OWN for k in served)
@@ -110,7 +113,9 @@ class TunedKernels:
         if kernel is None or kernel.numerics is not NumericsClass.EXACT:
             return self._default.choose(problem, dynamic)
         if kernel.artifact_hash not in self._images:
-            self._images[kernel.artifact_hash] = _admit(self._store.get(kernel.artifact_hash), kernel.candidate_hash)
+            data = self._store.get(kernel.artifact_hash)
+            image = _admit(kernel.backend, data, kernel.candidate_hash, self.target)
+            self._images[kernel.artifact_hash] = image
         image = self._images[kernel.artifact_hash]
         return ChosenKernel(image, kernel.candidate_hash, kernel.template, kernel.numerics, answer.tier)
 
@@ -143,13 +148,18 @@ class Overlay:
         return self._instead.get(problem.key, base).choose(problem, dynamic)
 
 
+def default_kernels(target: Target) -> DefaultKernels:
+    """Of a target; where that is a device beside this machine's processor, with the processor's for the rest."""
+    from kforge.targets.files import load_target
+
+    return DefaultKernels(target, None if target.backends[0] == "cpp" else DefaultKernels(load_target("host")))
+
+
 def named(name: str, target: Target | None = None) -> KernelSet:
     """The set called "default" or "tuned" on this machine (or ``target``)."""
-    if target is None:
-        from kforge.targets.files import load_target
+    from kforge.targets.files import load_target
 
-        target = load_target("host")
-    default = DefaultKernels(target)
+    default = default_kernels(target or load_target("host"))
     if name == "default":
         return default
     if name == "tuned":
@@ -161,8 +171,8 @@ def named(name: str, target: Target | None = None) -> KernelSet:
     raise KforgeError(f"Unknown kernels '{name}': use none, default or tuned.")
 
 
-def _admit(data: bytes, name: str) -> Image:
-    image = admission.admit(data)
+def _admit(backend: str, data: bytes, name: str, target: Target) -> Loadable:
+    image = admit(backend, data, target)
     if isinstance(image, Failure):
         raise KforgeError(f"Kernel {name} is refused: {image.reason}. Run: kforge kernels verify.")
     return image

@@ -55,14 +55,19 @@ class NativeRunner:
         stored = sum(model.format(r.role, r.layer).traits.bits_per_weight / 8 * np.prod(shape_of(config, r.role))
                      for r in roles_of(config) if isinstance(r.role, Matrix))
         cache = limits.pages * page_bytes(config, limits.page_tokens, kv)
-        isolate = kernels.from_elsewhere if options.isolate is None else options.isolate
+        backend = kernels.target.backends[0]
+        if backend != "cpp" and options.isolate is False:
+            raise KforgeError(f"kernels of backend {backend} run in a process of their own only: leave out "
+                              "--no-isolate")
+        isolate = backend != "cpp" or (kernels.from_elsewhere if options.isolate is None else options.isolate)
         weights = weights.for_executor(isolate) if weights else Weights(model, isolate)
         require_memory(config.name, max(int(stored * 1.05) - weights.bytes, 0), cache, promised=promised)
         self._kernels = kernels
         threads = options.threads or kernels.target.cores
         self.isolated = isolate
         self._owns_executor = executor is None
-        self.executor: Executor = executor or (IsolatedExecutor(threads) if isolate else LocalExecutor(threads))
+        made = IsolatedExecutor(threads, backend) if isolate and not executor else None
+        self.executor: Executor = executor or made or LocalExecutor(threads)
         calls = step_calls(model, StepOptions(kv=kv, page=limits.page_tokens, act=options.act))
         self._calls = with_rows(calls, kernels.rows if rows is None else lambda _: rows)
         self.buffers = Buffers(model, limits, kv, isolate)

@@ -8,6 +8,7 @@ import ctypes
 import functools
 from pathlib import Path
 
+from kforge.backends.opencl.programs import HERE as OPENCL
 from kforge.core.errors import KforgeError
 from kforge.native.build import build_library, build_program, executor_sources, source_dir
 from kforge.native.compilers import find_cross
@@ -31,6 +32,21 @@ def emulated_child(arch: str) -> Path:
         raise KforgeError(f"no g++ for {arch} is installed: install g++-{arch}-linux-gnu")
     sources = [_HERE / "emulated.cc", *executor_sources()]
     return build_program(f"kforge-child-{arch}", sources, ("-static",), [source_dir()], compiler)
+
+
+@functools.cache
+def opencl_runner() -> Path:
+    """Path of ``kforge-opencl-runner``. It takes the place of the C library's dlsym (``gate.h``)."""
+    return build_program("kforge-opencl-runner", [_HERE / "opencl_runner.cc"], ["-rdynamic"],
+                         include_dirs=[source_dir(), OPENCL, _HERE])
+
+
+def runner_of(backend: str) -> Path:
+    """The program that runs a backend's candidates. Raises KforgeError where there is none."""
+    runners = {"cpp": runner, "opencl": opencl_runner}
+    if backend not in runners:
+        raise KforgeError(f"kernels of backend {backend} cannot be run by the harness")
+    return runners[backend]()
 
 
 @functools.cache

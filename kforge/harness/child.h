@@ -2,7 +2,11 @@
 #pragma once
 
 #include "attempts.h"
+#ifdef KFORGE_OPENCL
+#include "opencl_executor.h"
+#else
 #include "executor.h"
+#endif
 #include "futex.h"
 #include "jail.h"
 #include "protocol.h"
@@ -188,20 +192,42 @@ inline std::vector<char> read_all(int file) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
+#ifdef KFORGE_OPENCL
+    if (!kforge_opencl::own_folder()) refuse(control, jail_exit, "it has no folder of its own");
+    int64_t held = enter(plan.cpu_seconds, kforge_opencl::landlock_but_for_drivers, kforge_opencl::unpacked_bytes);
+#else
     handle_faults();
     const int64_t held = enter(plan.cpu_seconds);
+#endif
     if (const char *lost = missing(held | layer_filter, plan.needed)) refuse(control, jail_exit, lost);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);  // after the change of user, which clears it
     if (getppid() == 1 && !plan.guarded) _exit(jail_exit);
 
     Executor executor(plan.cpus, stacks);
+#ifdef KFORGE_OPENCL
+    executor.add_memory(plan.arena.begin, plan.arena.end, false);
+    for (int i = 0; i < fault_map.count; ++i) {
+        executor.add_memory(fault_map.slots[i].begin, fault_map.slots[i].end, fault_map.slots[i].writable);
+    }
+    if (plan.attempt < 0) {
+        const char *wrong = executor.load(image.data(), image.size(), fault_map.slots[0].begin);
+        if (wrong) refuse(control, load_exit, wrong);
+    }
+    handle_faults();  // in place of the driver's
+    if (!limit(RLIMIT_FSIZE, 0)) held &= ~layer_limits;
+    if (const char *lost = missing(held | layer_filter, plan.needed)) refuse(control, jail_exit, lost);
+#else
     if (plan.attempt < 0) {
         if (const char *wrong = executor.load(image.data(), image.size())) refuse(control, load_exit, wrong);
     }
+#endif
     executor.on_every_thread(alternate_stack);
     if (plan.attempt == attempt_layers) see_layers(control);
     if (!filter_system_calls() && (plan.needed & layer_filter)) refuse(control, jail_exit, missing(held, layer_filter));
     if (plan.attempt >= 0) try_it(attempts[plan.attempt], control, executor);
+#ifdef KFORGE_OPENCL
+    executor.unlock();
+#endif
     control->state.store(ready);
     futex_wake(&control->state);
     serve(control, executor);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kforge.core.launch import Launch
 from kforge.core.summary import Summary
 from kforge.core.trial import Candidate, Failure, NumericsClass, Timing
 from kforge.core.workload import Problem, stable_hash
@@ -14,8 +15,15 @@ extern "C" void kforge_kernel(const kf_launch *) {}
 """
 
 
-def empty_kernel(problem: Problem) -> Candidate:
-    return Candidate(problem, "cpp", "file:empty", stable_hash(_SOURCE), (), _SOURCE, NumericsClass.EXACT, ())
+_OPENCL = "__kernel void nothing(void) {}\n"
+
+
+def empty_kernel(problem: Problem, backend: str = "cpp") -> Candidate:
+    """Of backend ``cpp`` or ``opencl``."""
+    source = _SOURCE if backend == "cpp" else _OPENCL
+    launches = () if backend == "cpp" else (Launch("nothing", ("1",), (), ("1",)),)
+    return Candidate(problem, backend, "file:empty", stable_hash(source), (), source, NumericsClass.EXACT, (),
+                     launches=launches)
 
 
 def time_empty(stopwatch: Stopwatch, plan: Plan) -> Timing | Failure:

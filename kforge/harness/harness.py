@@ -14,10 +14,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import psutil
 
-from kforge.backends.cpp.admission import admit
-from kforge.backends.cpp.build import build
+from kforge.backends.building import admit, build
 from kforge.core.errors import KforgeError
-from kforge.core.image import Image
+from kforge.core.image import Loadable
 from kforge.core.target import Target
 from kforge.core.trial import (
     Artifact,
@@ -74,7 +73,7 @@ def _in_turn(method: Callable[Concatenate[Harness, P], R]) -> Callable[Concatena
 @dataclass(frozen=True)
 class _Built:
     artifact: Artifact
-    image: Image
+    image: Loadable
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class Harness:
     @_in_turn
     def empty_call(self, workload: Workload, *, plan: Plan = SEARCH) -> Timing | Failure:
         """What a call at this workload takes whose kernel does nothing; see ``kforge.harness.empty_call``."""
-        built = self._build(empty_kernel(workload.problem))
+        built = self._build(empty_kernel(workload.problem, self.target.backends[0]))
         if isinstance(built, Failure):
             return built
         try:
@@ -294,7 +293,7 @@ class Harness:
         artifact = build(candidate, self.target)
         if isinstance(artifact, Failure):
             return artifact
-        image = admit(artifact.data)
+        image = admit(artifact.backend, artifact.data, self.target)
         if isinstance(image, Failure):
             return image
         self._built[candidate.hash] = built = _Built(artifact, image)
@@ -311,7 +310,7 @@ class Harness:
             # Not to be told from the seed of a case, which a failure names: timed inputs stay unknown to proposers.
             seed = secrets.randbelow(1 << 31)
             self._timed[workload.key] = TimedInputs(
-                get(workload.problem.operator), workload, seed, self.target.llc_bytes
+                get(workload.problem.operator), workload, seed, self.target.llc_bytes, self.target.backends[0]
             )
         self._timed.move_to_end(workload.key)
         while len(self._timed) > _OPEN_WORKLOADS and sum(t.resident_bytes for t in self._timed.values()) > self._room:

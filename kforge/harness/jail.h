@@ -89,9 +89,9 @@ inline bool limit(int resource, rlim_t value) {
     return setrlimit(which, &both) == 0;
 }
 
-inline bool set_limits(int64_t cpu_seconds) {
+inline bool set_limits(int64_t cpu_seconds, int64_t file_bytes) {
     bool done = limit(RLIMIT_CORE, 0);
-    done = limit(RLIMIT_FSIZE, 0) && done;
+    done = limit(RLIMIT_FSIZE, static_cast<rlim_t>(file_bytes)) && done;
     done = limit(RLIMIT_MSGQUEUE, 0) && done;
     done = limit(RLIMIT_MEMLOCK, 0) && done;
     // A backstop: the parent's clock kills long before.
@@ -99,11 +99,12 @@ inline bool set_limits(int64_t cpu_seconds) {
 }
 
 // All layers but the filter, which must wait for threads to start and memory to be mapped. The bits of those that hold.
-inline int64_t enter(int64_t cpu_seconds) {
+// A process that must still open a device has a landlock of its own and may write files of `file_bytes` until it needs no more.
+inline int64_t enter(int64_t cpu_seconds, bool (*restrict_files)() = landlock, int64_t file_bytes = 0) {
     int64_t held = 0;
     if (close_files()) held |= layer_files;
-    if (set_limits(cpu_seconds)) held |= layer_limits;
-    if (landlock()) held |= layer_landlock;
+    if (set_limits(cpu_seconds, file_bytes)) held |= layer_limits;
+    if (restrict_files()) held |= layer_landlock;
     if (drop_privileges()) held |= layer_privileges;
     return held;
 }

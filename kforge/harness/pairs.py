@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from kforge.core.image import Image
+from kforge.core.image import Loadable
 from kforge.core.trial import Failure, NumericsClass
 from kforge.harness.expected import Expected
 from kforge.harness.session import DRAWS, Session, TimedInputs
@@ -31,7 +31,7 @@ class Contestant:
     """One side of a comparison. A failure of its own is told apart from one of the other's by ``hash``."""
 
     hash: str
-    image: Image
+    image: Loadable
     numerics: NumericsClass
 
 

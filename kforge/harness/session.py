@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kforge.core.dtypes import DType
-from kforge.core.image import Image
+from kforge.core.image import Loadable
 from kforge.core.trial import Failure, NumericsClass
 from kforge.core.workload import Workload
 from kforge.harness.cases import call_seconds_allowed
@@ -58,8 +58,11 @@ class TimedInputs:
     tensors of numbers that are hot.
     """
 
-    def __init__(self, operator: Operator, workload: Workload, seed: int, llc_bytes: int) -> None:
+    def __init__(self, operator: Operator, workload: Workload, seed: int, llc_bytes: int,
+                 backend: str = "cpp") -> None:
+        """``backend``: whose runner the sessions of these inputs start."""
         self.operator = operator
+        self.backend = backend
         self.workload = workload
         self._expected: dict[NumericsClass, Expected] = {}
         self._specs = [spec for spec in operator.tensors(workload) if spec.role is Role.IN]
@@ -220,12 +223,13 @@ class Session:
                 sizes[spec.name] = SlotRequest(spec.name, size, spec.role is not Role.IN)
         self.slots = SlotFile([*sizes.values(), SlotRequest(SCRATCH, SCRATCH_LIMIT, True)], len(cpus))
         try:
-            self.zygote = Zygote(timed.arena_bytes, self.slots.reserve_bytes, timed.source, timed.segments)
+            self.zygote = Zygote(timed.arena_bytes, self.slots.reserve_bytes, timed.source, timed.segments,
+                                 timed.backend)
         except BaseException:
             self.slots.close()
             raise
 
-    def start(self, image: Image, cpu_seconds: int = 120) -> Process | Failure:
+    def start(self, image: Loadable, cpu_seconds: int = 120) -> Process | Failure:
         child = self.zygote.spawn(image, self.slots, self.cpus, cpu_seconds, proven().run.needed)
         if isinstance(child, Failure):
             return child

@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
-from kforge.core.image import Image
+from kforge.core.image import Loadable
 from kforge.core.trial import Failure, FailureClass
-from kforge.harness.binaries import clock, runner
+from kforge.harness.binaries import clock, runner_of
 from kforge.harness.control import FAULT_EXIT, LOAD_EXIT, SURVIVED_EXIT, ControlPage, Fault, SharedMemory, State
 from kforge.harness.slots import STACK_BYTES, SlotFile
 
@@ -75,12 +76,17 @@ class Zygote:
     """One runner process. Close it: its children die with it, and nothing of it is left."""
 
     def __init__(
-        self, arena_bytes: int, reserve_bytes: int, source: SharedMemory, segments: Sequence[ArenaSegment]
+        self, arena_bytes: int, reserve_bytes: int, source: SharedMemory, segments: Sequence[ArenaSegment],
+        backend: str = "cpp",
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Where a device's driver may unpack what it is given. A runner of native kernels needs no folder.
+        self._folders = contextlib.ExitStack()
+        folder = "/" if backend == "cpp" else str(self._folders.enter_context(draft_folder()))
         with theirs:
             self._process = subprocess.Popen(
-                [str(runner()), str(theirs.fileno())], env={}, cwd="/", pass_fds=[theirs.fileno()],
+                [str(runner_of(backend)), str(theirs.fileno())], env={}, cwd=folder,
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )
         self._socket = ours
@@ -100,11 +106,11 @@ class Zygote:
 
     @classmethod
     @contextlib.contextmanager
-    def empty(cls, reserve_bytes: int) -> Iterator[Zygote]:
+    def empty(cls, reserve_bytes: int, backend: str = "cpp") -> Iterator[Zygote]:
         """One that holds no inputs, for ``attempt``."""
         source = SharedMemory("kforge-inputs", mmap.PAGESIZE)
         try:
-            zygote = cls(0, reserve_bytes, source, ())
+            zygote = cls(0, reserve_bytes, source, (), backend)
         finally:
             source.close()
         try:
@@ -131,7 +137,7 @@ class Zygote:
         finally:
             control.close()
 
-    def spawn(self, image: Image, slots: SlotFile, cpus: Sequence[int], cpu_seconds: int,
+    def spawn(self, image: Loadable, slots: SlotFile, cpus: Sequence[int], cpu_seconds: int,
               needed: int) -> Child | Failure:
         """Forks a child that has mapped ``image`` and is locked down, or says why the image could not be loaded.
 
@@ -183,6 +189,7 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._folders.close()
 
     @property
     def pid(self) -> int:

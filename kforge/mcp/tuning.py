@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kforge.agent.failures import told
-from kforge.backends.cpp.build import build
+from kforge.backends.building import build
 from kforge.backends.templates import Template
 from kforge.core.drafts import draft_folder
 from kforge.core.trial import Candidate, Trial

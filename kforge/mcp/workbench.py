@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kforge.backends.cpp.build import build
+from kforge.backends.building import build
 from kforge.backends.cpp.disassembly import disassemble
 from kforge.core.paths import store_path
 from kforge.core.target import Target

@@ -112,7 +112,7 @@ def _prefixes(batch: _Batch, page: int, seed: int) -> dict[int, _Prefix]:
     for s in range(1, len(whole)):
         giver = int(rng.integers(0, s))
         most = int(min(whole[s], whole[giver]))
-        pages = int(rng.choice([most, most, most, 0, rng.integers(0, most + 1), rng.integers(0, most + 1)]))
+        pages = int(rng.choice([most, most, most, 0, *(int(n) for n in rng.integers(0, most + 1, 2))]))
         if pages:
             made[s] = _Prefix(giver, pages)
     return made

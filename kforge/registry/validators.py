@@ -30,6 +30,13 @@ VALIDATORS: dict[str, tuple[Validator, ...]] = {
             "compiler", Severity.SOFT, "another compiler may do better today; the stored machine code is unaffected"
         ),
     ),
+    "opencl": (
+        Validator("operator_version", Severity.HARD, "the operator's contract has changed"),
+        Validator(
+            "compiler", Severity.HARD, "a device's binary is its driver's own: another version may refuse it, or load "
+            "it in another way than the one that was checked"
+        ),
+    ),
 }
 
 

@@ -78,7 +78,7 @@ class Chooser:
             return _default(self._default.choose(problem, axes), (*answer.trace, step))
         chosen = self._served.choose(problem, axes)
         return Serving(chosen.candidate_hash, chosen.template, chosen.numerics, answer.tier, answer.promised,
-                       answer.stale, answer.trace, chosen.image)
+                       answer.stale, answer.trace, _image(chosen))
 
 
 def _refusal(answer: Answer) -> str:
@@ -94,4 +94,10 @@ def _refusal(answer: Answer) -> str:
 
 def _default(chosen: ChosenKernel, trace: tuple[Step, ...]) -> Serving:
     return Serving(chosen.candidate_hash, chosen.template, chosen.numerics, Tier.DEFAULT, False, (), trace,
-                   chosen.image)
+                   _image(chosen))
+
+
+def _image(chosen: ChosenKernel) -> Image:
+    """This room serves kernels of the processor only."""
+    assert isinstance(chosen.image, Image), chosen.template
+    return chosen.image

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kforge.backends.cpp.build import build
+from kforge.backends.building import build
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelState
 from kforge.core.target import Peak, Target

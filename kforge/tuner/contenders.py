@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kforge.backends.building import launches
 from kforge.backends.defaults import default_kernel
 from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, Tier
@@ -80,4 +81,5 @@ def stored_candidate(kernel: KernelRecord, store: Store) -> Candidate:
         kernel.numerics,
         kernel.layouts,
         kernel.proposer,
+        launches=launches(kernel.backend, store.get(kernel.artifact_hash)),
     )

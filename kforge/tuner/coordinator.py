@@ -101,6 +101,8 @@ class Coordinator:
 
     def _know_the_noise(self, harness: Harness) -> None:
         """Once per machine: what the judge has to hold gains against. Without it next to nothing is accepted."""
+        if self.target.backends[0] != "cpp":
+            return  # what the noise is measured with are native kernels
         seconds = _NOISE_SHARE * self.options.budget_seconds
         if seconds < _LEAST_NOISE_SECONDS or noise_of(self.target, harness.threads) != UNCALIBRATED:
             return
@@ -112,7 +114,8 @@ class Coordinator:
     def _space(self, task: Task) -> Space:
         if self.generated:
             return Space(task, self.generated, self.target, self.generated[0].path)
-        return Space(task, exact_templates(task.problem.operator), self.target)
+        templates = exact_templates(task.problem.operator, self.target.backends[0])
+        return Space(task, templates, self.target)
 
     def _is_settled(self, space: Space) -> bool:
         """Whether an earlier run settled all these buckets, with the same templates, and nothing is stale."""
@@ -140,9 +143,9 @@ class Coordinator:
         measurer.prebuild([s.render(defaults[s.task.problem], "default") for s in spaces if s.points])
         for space in spaces:
             if not space.points:
-                self.watcher.note(
-                    f"no template fits {space.task.problem.key}: {'; '.join(r for _, r in space.refused)}"
-                )
+                reasons = "; ".join(dict.fromkeys(reason for _, reason in space.refused))
+                none = f"none is shipped in {self.target.backends[0]}, another language's serves"
+                self.watcher.note(f"no template fits {space.task.problem.key}: {reasons or none}")
                 continue
             search = TaskSearch(space, storage, [b.workload.key for b in space.task.buckets], self._seeds(space),
                                 self.options.seed, strategy=self.options.strategy)

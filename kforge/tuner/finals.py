@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kforge.backends.cpp.build import build
+from kforge.backends.building import build
 from kforge.core.kernel import KernelRecord, Settled, Tier
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, Decision, Verdict

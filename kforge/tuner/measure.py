@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
-from kforge.backends.cpp.build import build
+from kforge.backends.building import build
 from kforge.core.defaults import DEFAULT_ROWS
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, Failure, Timing, Trial

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from optuna.storages import JournalStorage
 
 from kforge.backends import templates
-from kforge.backends.cpp.build import build
+from kforge.backends.building import build
 from kforge.backends.cpp.disassembly import Loop, disassemble
 from kforge.backends.templates import Template, TemplateError
 from kforge.core.target import Target

@@ -13,7 +13,7 @@ from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
 from kforge.core.trial import NumericsClass
 from kforge.engine.engine import Engine
-from kforge.engine.kernel_set import OWN, DefaultKernels
+from kforge.engine.kernel_set import OWN, default_kernels, named
 from kforge.engine.measure import Comparison, Setting, compare, decode_setting, prefill_setting
 from kforge.harness.turn import Turn
 from kforge.models.graph import StepOptions
@@ -80,7 +80,8 @@ def tune(
         if accepted or changed(folder.of(Event.SETTLED)):
             watcher.stage("running the engine with and without each winner")
             elsewhere = any(k.proposer not in OWN for k in [*accepted, *coordinator.snapshot.kernels])
-            pairs = EnginePairs(model, options, DefaultKernels(target), isolate=elsewhere)
+            isolate = elsewhere or target.backends[0] != "cpp"
+            pairs = EnginePairs(model, options, default_kernels(target), isolate=isolate)
             before = coordinator.snapshot
             with turn or nullcontext():
                 layouts = Layouts(pairs, target.identity, registry, folder, watcher).confirm(
@@ -91,7 +92,7 @@ def tune(
         serves = serving(coordinator.snapshot, registry.snapshot(), folder.id, [r.workload for r in rows], target)
         watcher.stage("decoding with torch, default and tuned kernels")
         with turn or nullcontext():
-            table = engine_table(model, options, _settings(options), watcher)
+            table = engine_table(model, options, _settings(options), watcher, target)
     folder.write(Event.TABLE, _table_json(table))
     ending = {"trials": outcome.trials, "accepted": len(accepted), "kept": len(outcome.kept)}
     folder.write(Event.FINISHED, {**ending, "serving": dataclasses.asdict(serves)})
@@ -140,16 +141,17 @@ def _settings(options: TuneOptions) -> list[Setting]:
     return [*(decode_setting(b, 32, 48 if b == 1 else 24) for b in options.batches), prefill_setting(options.prefill)]
 
 
-def engine_table(model: Model, options: TuneOptions, settings: Sequence[Setting], watcher: Watcher) -> Comparison:
-    """Torch in both of its dtypes, default and tuned kernels in one process, interleaved, with the bandwidth probed in
-    every round. What does not fit into memory is left out with a note."""
+def engine_table(model: Model, options: TuneOptions, settings: Sequence[Setting], watcher: Watcher,
+                 target: Target) -> Comparison:
+    """Torch in both of its dtypes, default and tuned kernels of the target in one process, interleaved, with the
+    bandwidth probed in every round. What does not fit into memory is left out with a note."""
     tokens = max(s.batch * (s.prompt + s.decode + PAGE_TOKENS) for s in settings)
     engines: dict[str, Engine] = {}
     for name, (kernels, dtype) in SIDES.items():
         try:
             engines[name] = Engine(
                 model,
-                kernels,
+                kernels if kernels == "none" else named(kernels, target),
                 threads=options.threads,
                 kv=options.kv,
                 act=options.act,

@@ -10,6 +10,8 @@ from kforge.backends.cpp.build import ARCHITECTURES, build
 from kforge.backends.cpp.flags import host_processor
 from kforge.backends.verbs import StandIn, StaticReport
 from kforge.core.errors import KforgeError
+from kforge.core.image import Loadable
+from kforge.core.launch import Launch
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, Failure
 from kforge.core.workload import Workload
@@ -37,6 +39,12 @@ class CppBackend:
 
     def build(self, candidate: Candidate, target: Target) -> Artifact | Failure:
         return build(candidate, target)
+
+    def admit(self, data: bytes, target: Target) -> Loadable | Failure:
+        return admit(data)
+
+    def launches(self, data: bytes) -> tuple[Launch, ...]:
+        return ()
 
     def inspect(self, artifact: Artifact, workload: Workload, target: Target) -> StaticReport:
         from kforge.operators import get

@@ -29,6 +29,21 @@ _RELATIVE = {"x86_64": 8, "aarch64": 1027}  # R_X86_64_RELATIVE, R_AARCH64_RELAT
 _X, _W, _R = 1, 2, 4
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What one kind of artifact may have beside code: exported functions whose names begin with ``prefix`` (where it is
+    empty, the native ABI's two), and ``libraries`` that it names but, as no symbol is undefined, takes nothing from."""
+
+    prefix: str = ""
+    libraries: frozenset[str] = frozenset()
+
+    def exports(self, name: str) -> bool:
+        return name.startswith(self.prefix) if self.prefix else name in (ENTRY, SCRATCH)
+
+
+NATIVE = Rules()
+
+
 class Refused(Exception):
     """Why an artifact is not pure computation: one sentence."""
 
@@ -42,21 +57,22 @@ class Layout:
     scratch_entry: int  # -1 when absent
     segments: tuple[Segment, ...]
     relocations: tuple[Relocation, ...]
+    exports: tuple[tuple[str, int], ...] = ()  # every exported function, by name
 
 
-def read(data: bytes) -> Layout:
+def read(data: bytes, rules: Rules = NATIVE) -> Layout:
     """Raises Refused. Whatever the parser throws at a malformed, perhaps hostile file is a refusal, too."""
     if len(data) > MAX_BYTES:
         raise Refused(f"the artifact is larger than {MAX_BYTES} bytes")
     try:
-        return _read(ELFFile(io.BytesIO(data)), data)
+        return _read(ELFFile(io.BytesIO(data)), data, rules)
     except Refused:
         raise
     except Exception as error:
         raise Refused(f"malformed ELF file: {type(error).__name__}: {error}") from None
 
 
-def _read(elf: ELFFile, data: bytes) -> Layout:
+def _read(elf: ELFFile, data: bytes, rules: Rules) -> Layout:
     head = elf.header
     machine = _MACHINES.get(str(head["e_machine"]), "")
     if elf.elfclass != 64 or not elf.little_endian or head["e_type"] != "ET_DYN" or not machine:
@@ -71,16 +87,17 @@ def _read(elf: ELFFile, data: bytes) -> Layout:
     dynamic = [part for part in parts if isinstance(part, DynamicSegment)]
     if len(dynamic) != 1:
         raise Refused("it has no dynamic segment, or several")
-    _check_tags(dynamic[0])
-    exports = _exports(dynamic[0])
+    _check_tags(dynamic[0], rules)
+    exports = _exports(dynamic[0], rules)
     code = [s for s in segments if s.executable]
     for name, address in exports.items():
         if not any(s.address <= address < s.address + len(s.data) for s in code):
             raise Refused(f"{name} does not lie in executable bytes")
-    if ENTRY not in exports:
+    if not rules.prefix and ENTRY not in exports:
         raise Refused(f"it does not export {ENTRY}")
     relocations = _relocations(dynamic[0], segments, _RELATIVE[machine])
-    return Layout(machine, exports[ENTRY], exports.get(SCRATCH, -1), segments, relocations)
+    return Layout(machine, exports.get(ENTRY, -1), exports.get(SCRATCH, -1), segments, relocations,
+                  tuple(exports.items()))
 
 
 def _load(parts: list[ElfSegment], data: bytes) -> tuple[Segment, ...]:
@@ -111,9 +128,11 @@ def _load(parts: list[ElfSegment], data: bytes) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _check_tags(dynamic: DynamicSegment) -> None:
+def _check_tags(dynamic: DynamicSegment, rules: Rules) -> None:
     for tag in dynamic.iter_tags():
         name = str(tag.entry.d_tag)
+        if name == "DT_NEEDED" and getattr(tag, "needed", "") in rules.libraries:
+            continue
         if name == "DT_NEEDED":
             raise Refused("it needs a library")
         if name in {"DT_INIT", "DT_FINI", "DT_INIT_ARRAY", "DT_FINI_ARRAY", "DT_PREINIT_ARRAY"}:
@@ -124,7 +143,7 @@ def _check_tags(dynamic: DynamicSegment) -> None:
             raise Refused("it asks for text relocations, static TLS or symbolic binding")
 
 
-def _exports(dynamic: DynamicSegment) -> dict[str, int]:
+def _exports(dynamic: DynamicSegment, rules: Rules) -> dict[str, int]:
     exports: dict[str, int] = {}
     for index, symbol in enumerate(dynamic.iter_symbols()):
         kind = symbol["st_info"]["type"]
@@ -132,8 +151,9 @@ def _exports(dynamic: DynamicSegment) -> dict[str, int]:
             continue
         if symbol["st_shndx"] == "SHN_UNDEF":
             raise Refused(f"undefined symbol {symbol.name}: a kernel links nothing")
-        if symbol.name not in (ENTRY, SCRATCH):
-            raise Refused(f"it exports {symbol.name}; only {ENTRY} and {SCRATCH} may be exported")
+        if not rules.exports(symbol.name):
+            may = f"names that begin with {rules.prefix}" if rules.prefix else f"only {ENTRY} and {SCRATCH}"
+            raise Refused(f"it exports {symbol.name}; {may} may be exported")
         if kind != "STT_FUNC":
             raise Refused(f"{symbol.name} is {kind}, not a plain function")
         if symbol.name in exports:

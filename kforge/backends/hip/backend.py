@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from kforge.backends import fibers
 from kforge.backends.gpu.building import build
+from kforge.backends.gpu.verbs import GpuVerbs
 from kforge.backends.hip.compilers import ARCHES, compiler, find
-from kforge.backends.verbs import StaticReport
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, Failure
-from kforge.core.workload import Workload
 
 
-class HipBackend:
+class HipBackend(GpuVerbs):
     """See ``kforge.backends.verbs.Backend``."""
 
     name = "hip"
@@ -22,17 +21,8 @@ class HipBackend:
         found = find()
         return found if isinstance(found, str) else ""
 
-    def cannot_run(self, target: Target) -> str:
-        return f"kforge has no launcher for GPUs here: kernels for {target.name} are built and checked, not timed"
-
     def build(self, candidate: Candidate, target: Target) -> Artifact | Failure:
         return build(candidate, target, compiler())
-
-    def inspect(self, artifact: Artifact, workload: Workload, target: Target) -> StaticReport:
-        from kforge.backends.gpu.binary import unpack
-        from kforge.backends.gpu.cost import report
-
-        return report(unpack(artifact.data), workload, target)
 
     def stand_in(self, candidate: Candidate, artifact: Artifact, target: Target) -> fibers.Fibers | Failure:
         return fibers.stand_in(candidate, ARCHES[target.arch])

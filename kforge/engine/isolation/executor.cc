@@ -8,6 +8,11 @@
 #include "futex.h"
 #include "jail.h"
 #include "page.h"
+#ifdef KFORGE_OPENCL
+#include "device_steps.h"
+#else
+#include "native_steps.h"
+#endif
 
 #include "loader.h"
 #include "memory.h"
@@ -31,6 +36,13 @@ namespace kforge_engine {
 
 using kforge_harness::futex_wait;
 using kforge_harness::futex_wake;
+#ifdef KFORGE_OPENCL
+using device::Kernels;
+using device::Steps;
+#else
+using native::Kernels;
+using native::Steps;
+#endif
 
 // Exit statuses; process.py knows them.
 constexpr int refused_exit = 98;  // it could not be made ready; the page says why
@@ -82,10 +94,6 @@ class Plan {
 
 constexpr size_t many = size_t{1} << 40;
 
-struct Block {
-    char *memory;
-    size_t bytes;
-};
 
 class Executor {
   public:
@@ -99,7 +107,7 @@ class Executor {
             const bool writable = plan.next() != 0;
             void *memory = kforge::map_shared(files[i], bytes, writable);
             if (memory == nullptr) refuse("a block of memory cannot be mapped");
-            blocks_.push_back({static_cast<char *>(memory), bytes});
+            blocks_.push_back({static_cast<char *>(memory), bytes, writable});
         }
         // For whatever kernels want, since they cannot be asked before the jail is shut: memory that is not touched costs nothing.
         scratch_ = kforge::map_huge(scratch_bytes_);
@@ -111,12 +119,14 @@ class Executor {
         page->core = cores_[0];
         pinned_ = std::make_unique<kforge::PinnedScope>(cores_[0]);
         team_ = std::make_unique<kforge::Team>(cores_);
+        kernels_ = std::make_unique<Kernels>(*team_);
+        kernels_->add_memory(scratch());
+        for (const Memory &block : blocks_) kernels_->add_memory(block);
         const size_t kernels = plan.next_below(many);
         for (size_t i = 0; i < kernels; ++i) {
             const size_t offset = plan.next_below(many), bytes = plan.next_below(many);
-            kernels_.push_back(std::make_unique<kforge::LoadedKernel>());
-            std::string error;
-            if (!kernels_.back()->load(plan.bytes(offset, bytes), bytes, &error)) refuse("a kernel is refused: " + error);
+            const std::string wrong = kernels_->load(plan.bytes(offset, bytes), bytes);
+            if (!wrong.empty()) refuse("a kernel is refused: " + wrong);
         }
         const size_t programs = plan.next_below(many);
         for (size_t i = 0; i < programs; ++i) add_program(plan);
@@ -132,7 +142,7 @@ class Executor {
             uint32_t posted;
             while ((posted = page->posted.load(std::memory_order_acquire)) == seen) futex_wait(&page->posted, seen);
             seen = posted;
-            kforge::Program &program = *programs_[static_cast<size_t>(page->program) % programs_.size()];
+            Steps &program = *programs_[static_cast<size_t>(page->program) % programs_.size()];
             page->result = page->command == command_profile ? program.profile(page->nanoseconds) : program.run();
             page->done.store(posted, std::memory_order_release);
             futex_wake(&page->done);
@@ -140,18 +150,18 @@ class Executor {
     }
 
   private:
+    Memory scratch() const { return {static_cast<char *>(scratch_), scratch_bytes_, true}; }
+
     void *place(Plan &plan) {
-        const Block &block = blocks_[plan.next_below(blocks_.size())];
-        return block.memory + plan.next_below(block.bytes + 1);
+        const Memory &block = blocks_[plan.next_below(blocks_.size())];
+        return block.begin + plan.next_below(block.bytes + 1);
     }
 
     void add_program(Plan &plan) {
-        programs_.push_back(std::make_unique<kforge::Program>(*team_));
-        kforge::Program &program = *programs_.back();
-        program.report_progress(&page->launch);
+        programs_.push_back(std::make_unique<Steps>(*team_, *kernels_, scratch(), &page->launch));
         const size_t launches = plan.next_below(max_launches + 1);
         for (size_t i = 0; i < launches; ++i) {
-            const kforge::LoadedKernel &kernel = *kernels_[plan.next_below(kernels_.size())];
+            const size_t kernel = plan.next_below(kernels_->size());
             const auto *axes = static_cast<const int64_t *>(place(plan));
             const auto *scalars = static_cast<const double *>(place(plan));
             std::vector<kforge::TensorArgument> tensors(plan.next_below(many));
@@ -160,19 +170,18 @@ class Executor {
                 tensor.strides.resize(plan.next_below(many));
                 for (int64_t &stride : tensor.strides) stride = plan.next();
             }
-            const int64_t index = program.add(kernel, std::move(tensors), axes, scalars);
-            if (kernel.wants_scratch()) program.set_scratch(index, scratch_, static_cast<int64_t>(scratch_bytes_));
+            programs_.back()->add(kernel, std::move(tensors), axes, scalars);
         }
     }
 
     std::vector<int> cores_;
     size_t scratch_bytes_;
     void *scratch_;
-    std::vector<Block> blocks_;
+    std::vector<Memory> blocks_;
     std::unique_ptr<kforge::PinnedScope> pinned_;
     std::unique_ptr<kforge::Team> team_;
-    std::vector<std::unique_ptr<kforge::LoadedKernel>> kernels_;
-    std::vector<std::unique_ptr<kforge::Program>> programs_;
+    std::unique_ptr<Kernels> kernels_;
+    std::vector<std::unique_ptr<Steps>> programs_;
 };
 
 // Says where the first fault was and ends the process; another thread that faults meanwhile waits for that.
@@ -184,6 +193,13 @@ void on_fault(int signal, siginfo_t *info, void *) {
     page->signal = signal;
     page->address = reinterpret_cast<uintptr_t>(info->si_addr);
     _exit(fault_exit);
+}
+
+void handle_faults() {
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP}) sigaction(signal, &action, nullptr);
 }
 
 // Each thread needs its own stack for it: a kernel that overflows its stack could not be reported on that.
@@ -201,18 +217,29 @@ void alternate_stack() {
     sigprocmask(SIG_SETMASK, &none, nullptr);
     Plan plan(plan_file);
     Executor executor(plan, files);
-    struct sigaction action = {};
-    action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP}) sigaction(signal, &action, nullptr);
     constexpr int64_t for_ever = -1;  // as RLIM_INFINITY: an engine may run for days
+#ifdef KFORGE_OPENCL
+    if (!kforge_opencl::own_folder()) refuse("it has no folder of its own");
+    kforge_opencl::steady_heap();
+    const int64_t held = kforge_harness::enter(for_ever, kforge_opencl::landlock_but_for_drivers, kforge_opencl::unpacked_bytes);
+#else
+    handle_faults();
     const int64_t held = kforge_harness::enter(for_ever);
+#endif
     if (needed & ~(held | kforge_harness::layer_filter)) refuse("it cannot be locked down here: see kforge doctor");
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);  // after the change of user, which clears it
     if (getppid() != warden) _exit(refused_exit);
     executor.build(plan);
+#ifdef KFORGE_OPENCL
+    kforge_opencl::fill_heap();
+    handle_faults();  // in place of the driver's
+    if (!kforge_harness::limit(RLIMIT_FSIZE, 0)) refuse("it cannot be locked down here: see kforge doctor");
+#endif
     executor.on_every_thread(alternate_stack);
     if (!kforge_harness::filter_system_calls()) refuse("the system call filter cannot be installed: see kforge doctor");
+#ifdef KFORGE_OPENCL
+    kforge_opencl::open_gates();
+#endif
     page->state.store(ready);
     futex_wake(&page->state);
     executor.serve();

@@ -35,11 +35,14 @@ class _Block:
 
 class IsolatedExecutor:
     """``threads`` threads in a process that may do nothing but compute. Raises KforgeError where this machine cannot
-    lock it down. A step that takes longer than ``HANG_SECONDS`` is given up, and the process with it."""
+    lock it down. A step that takes longer than ``HANG_SECONDS`` is given up, and the process with it.
+
+    ``backend``: "opencl" opens the OpenCL device of its kernels beside the threads, and takes native kernels too."""
 
     shared = True
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, backend: str = "cpp") -> None:
+        self._backend = backend
         confinement = proven()
         if lost := _NEEDED & ~confinement.run.layers:
             raise KforgeError(f"kernels cannot be isolated here: {lost.name} does not hold (kforge doctor says what to "
@@ -87,7 +90,7 @@ class IsolatedExecutor:
             blocks = tuple(PlannedBlock(block.arena.bytes, block.writable) for block in self._blocks)
             plan = Plan(self._threads, SCRATCH_LIMIT, blocks, tuple(self._images), programs)
             files = [block.arena.file for block in self._blocks if block.arena.file is not None]
-            self._process = IsolatedProcess(plan, files, self._needed)
+            self._process = IsolatedProcess(plan, files, self._needed, self._backend)
         return self._process
 
     def call(self, command: Command, program: IsolatedProgram) -> IsolatedProcess:

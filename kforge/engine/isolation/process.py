@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kforge.backends.opencl.programs import HERE as OPENCL
+from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
 from kforge.engine.isolation.page import PAGE_BYTES, Command, Page
 from kforge.engine.isolation.plan import Plan
@@ -42,6 +44,12 @@ def _program() -> Path:
 
 
 @functools.cache
+def _opencl_program() -> Path:
+    return build_program("kforge-opencl-executor", [_HERE / "opencl_executor.cc", *executor_sources()], ["-rdynamic"],
+                         include_dirs=[source_dir(), _JAIL, OPENCL, _HERE])
+
+
+@functools.cache
 def _handover() -> ctypes.CDLL:
     sources = [_HERE / "handover.cc", source_dir() / "team.cc", source_dir() / "wait.cc"]
     library = ctypes.CDLL(str(build_library("kforge_handover", sources, include_dirs=[source_dir(), _JAIL])))
@@ -55,10 +63,15 @@ def _handover() -> ctypes.CDLL:
 
 class IsolatedProcess:
     """Ready when made; KforgeError when it cannot be. ``files``: of the plan's blocks, in their order; ``needed``:
-    layers of confinement (``kforge.harness.proof.Layer``) without which it must not run. Close it."""
+    layers of confinement (``kforge.harness.proof.Layer``) without which it must not run. ``backend``: "opencl" has a
+    device beside the threads. Close it."""
 
-    def __init__(self, plan: Plan, files: Sequence[int], needed: int) -> None:
+    def __init__(self, plan: Plan, files: Sequence[int], needed: int, backend: str = "cpp") -> None:
         self._number = 0
+        program = _program() if backend == "cpp" else _opencl_program()
+        self._folders = contextlib.ExitStack()
+        # Where a device's driver may unpack what it is given. Native kernels need no folder.
+        folder = "/" if backend == "cpp" else str(self._folders.enter_context(draft_folder()))
         data = plan.to_bytes()
         self._control = SharedMemory("kforge-page", PAGE_BYTES)
         self.page = Page.from_buffer(self._control.map)
@@ -69,12 +82,13 @@ class IsolatedProcess:
         given = [self._control.fd, life, written.fd, *files]
         try:
             self._process = subprocess.Popen(
-                [str(_program()), str(needed), *map(str, given)], env={}, cwd="/", pass_fds=given,
+                [str(program), str(needed), *map(str, given)], env={}, cwd=folder, pass_fds=given,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             )
         except BaseException:
             os.close(self._life)
             self._control.close()
+            self._folders.close()
             raise
         finally:
             os.close(life)
@@ -135,6 +149,7 @@ class IsolatedProcess:
             self._life = -1
             del self.page
             self._control.close()
+            self._folders.close()
 
 
 def _name(number: int) -> str:

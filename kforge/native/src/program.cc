@@ -59,7 +59,7 @@ void Program::work(int thread) {
   int64_t start = timed ? now_ns() : 0;
   for (std::size_t i = 0; i < launches_.size(); ++i) {
     Launch &launch = *launches_[i];
-    if (thread == 0 && progress_ != nullptr) *progress_ = static_cast<int64_t>(i);
+    if (thread == 0 && progress_ != nullptr) *progress_ = first_ + static_cast<int64_t>(i);
     FloatControl::defaults().write();
     launch.kernel->entry()(&launch.per_thread[static_cast<std::size_t>(thread)].launch);
     team_.executor_barrier().wait();

@@ -42,8 +42,12 @@ class Program {
   // As run; nanoseconds of each launch, barrier included, as thread 0 sees them go into `nanoseconds`.
   int64_t profile(int64_t *nanoseconds) { return replay(nanoseconds); }
 
-  // Where thread 0 leaves the index of the launch that it is about to begin: what a process that dies was doing.
-  void report_progress(volatile int64_t *launch) { progress_ = launch; }
+  // Where thread 0 leaves the index of the launch that it is about to begin, counted from `first`: what a process that dies was
+  // doing.
+  void report_progress(volatile int64_t *launch, int64_t first = 0) {
+    progress_ = launch;
+    first_ = first;
+  }
 
   int64_t size() const { return static_cast<int64_t>(launches_.size()); }
   int64_t calls(int64_t launch) const { return launches_[static_cast<std::size_t>(launch)]->calls; }
@@ -68,6 +72,7 @@ class Program {
   std::vector<std::unique_ptr<Launch>> launches_;
   int64_t *nanoseconds_ = nullptr;
   volatile int64_t *progress_ = nullptr;
+  int64_t first_ = 0;
 };
 
 }  // namespace kforge

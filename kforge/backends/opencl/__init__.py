@@ -1,0 +1,1 @@
+"""The backend ``opencl``: kernels in OpenCL C for a device that shares this machine's memory."""
