@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
@@ -78,46 +77,41 @@ def run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[s
     return _run(command, work, limits, readable, describe().needed)
 
 
-def start(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str],
-          inherited: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Starts ``command`` as ``run`` does, with these open files, and does not wait: for a program that is spoken to
-    while it runs. What it says goes to ``said`` in ``work``. End it with ``end``. Its status 125 is the launcher's.
-    """
-    with open(work / "said", "wb") as output:
-        return _start(command, work, limits, readable, describe().needed, output, inherited)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends what ``start`` started, with all that it started itself."""
-    _kill_group(process)
-
-
-def _start(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str], needed: int,
-           output: IO[bytes], inherited: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    drop = os.geteuid() == 0 and all(_reachable(path) for path in (command[0], *readable)) and _give_away(work)
-    argv = [str(launcher()), str(int(limits.seconds) + 1), str(limits.memory_bytes), str(limits.file_bytes),
-            str(int(drop)), str(needed), str(work), *_SYSTEM, *readable, "--", *command]
-    path = os.pathsep.join(dict.fromkeys([str(Path(command[0]).parent), "/usr/bin", "/bin"]))
-    return subprocess.Popen(argv, cwd=work, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                            env={"PATH": path, "TMPDIR": ".", "HOME": ".", "LC_ALL": "C", "CCACHE_DISABLE": "1"},
-                            pass_fds=tuple(inherited), start_new_session=True)
-
-
 def _run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str], needed: int) -> Outcome:
     with tempfile.TemporaryFile() as output:
-        process = _start(command, work, limits, readable, needed, output)
+        process = subprocess.Popen(confined(command, work, limits, readable, needed), cwd=work,
+                                   stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                   env=environment(command), start_new_session=True)
         timed_out = False
         try:
             process.wait(limits.seconds)
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:
-            _kill_group(process)
+            kill_group(process)
         output.seek(0)
         text = output.read(_TEXT).decode(errors="replace")
+    refuse_unstarted(process, command, text)
+    return Outcome(process.returncode, text, timed_out)
+
+
+def confined(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str], needed: int) -> list[str]:
+    """The launcher's command line, once ``work`` has been given to nobody where root can do that."""
+    drop = os.geteuid() == 0 and all(_reachable(path) for path in (command[0], *readable)) and _give_away(work)
+    return [str(launcher()), str(int(limits.seconds) + 1), str(limits.memory_bytes), str(limits.file_bytes),
+            str(int(drop)), str(needed), str(work), *_SYSTEM, *readable, "--", *command]
+
+
+def environment(command: Sequence[str]) -> dict[str, str]:
+    """All that a confined command has of one."""
+    path = os.pathsep.join(dict.fromkeys([str(Path(command[0]).parent), "/usr/bin", "/bin"]))
+    return {"PATH": path, "TMPDIR": ".", "HOME": ".", "LC_ALL": "C", "CCACHE_DISABLE": "1"}
+
+
+def refuse_unstarted(process: subprocess.Popen[bytes], command: Sequence[str], text: str) -> None:
+    """Raises KforgeError where it was the launcher that failed."""
     if process.returncode == _LAUNCHER_FAILED:
         raise KforgeError(f"cannot run {command[0]} in the sandbox: {text.strip() or 'the launcher failed'}")
-    return Outcome(process.returncode, text, timed_out)
 
 
 @functools.cache
@@ -157,7 +151,7 @@ def _give_away(work: Path) -> bool:
     return True
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kills the launcher's process group; its process-id namespace takes along whatever left the group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
