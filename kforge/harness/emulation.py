@@ -14,6 +14,7 @@ import ctypes
 import mmap
 import os
 import shutil
+import subprocess
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +26,8 @@ from kforge.core.trial import Failure
 from kforge.harness.binaries import clock, emulated_child
 from kforge.harness.callers import Running, SlotCaller
 from kforge.harness.control import SharedMemory
-from kforge.harness.sandbox import Facts, Limits, describe, end, start
+from kforge.harness.sandbox import Facts, Limits, describe
+from kforge.harness.sandbox.launch import confined, environment, kill_group
 from kforge.harness.slots import SlotFile
 from kforge.harness.zygote import Child, Zygote
 from kforge.native.compilers import find_cross
@@ -33,6 +35,7 @@ from kforge.native.compilers import find_cross
 WHERE = "qemu"
 _START_SECONDS = 60.0
 _CPU_SECONDS = 3600
+_SAID = "said"  # file in the process's folder: what it wrote
 _LIMITS = Limits(seconds=_CPU_SECONDS, memory_bytes=32 << 30, file_bytes=1 << 20)  # memory: address space
 
 
@@ -111,7 +114,11 @@ class _Keeper(Zygote):
     def __init__(self, command: list[str], work: Path, program: Path, control: SharedMemory,
                  inherited: tuple[int, ...]) -> None:
         self._work = work
-        self._launched = start(command, work, _LIMITS, (str(program.parent),), inherited)
+        with open(work / _SAID, "wb") as output:
+            self._launched = subprocess.Popen(
+                confined(command, work, _LIMITS, (str(program.parent),), describe().needed), cwd=work,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment(command),
+                pass_fds=inherited, start_new_session=True)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(control.map))
         self._closing = threading.Lock()
         self._gone = False
@@ -131,7 +138,7 @@ class _Keeper(Zygote):
     def said(self) -> str:
         """What the emulator or the launcher wrote."""
         try:
-            return (self._work / "said").read_bytes()[:2000].decode(errors="replace").strip()
+            return (self._work / _SAID).read_bytes()[:2000].decode(errors="replace").strip()
         except OSError:
             return ""
 
@@ -149,4 +156,4 @@ class _Keeper(Zygote):
         with self._closing:
             self._gone = True
         if self._launched.poll() is None:
-            end(self._launched)
+            kill_group(self._launched)

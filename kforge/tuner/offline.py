@@ -84,7 +84,11 @@ def require_offline(target: Target) -> list[Backend]:
         raise KforgeError(f"target {target.name} is only described: no backend of kforge builds for it")
     found, lacking = [], []
     for name in target.backends:
-        backend = of(name)
+        try:
+            backend = of(name)
+        except ImportError as error:  # what it is written with is not installed
+            lacking.append(f"{name}: {error}")
+            continue
         if why := backend.cannot_build(target):
             lacking.append(f"{name}: {why}")
         else:
@@ -212,7 +216,9 @@ class _Offline:
                                                                   failure=artifact))
                         continue
                     found.append(_Built(point, candidate, artifact, self._reports(space, point, candidate, artifact)))
-        unlike = {built.artifact.hash: built for built in reversed(found)}  # the same machine code is checked once
+        unlike: dict[str, _Built] = {}  # the same machine code is checked once; the first keeps its place
+        for built in found:
+            unlike.setdefault(built.artifact.hash, built)
         return list(unlike.values())
 
     def _render(self, space: Space, point: Point) -> tuple[Point, Candidate] | None:

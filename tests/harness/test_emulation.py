@@ -84,7 +84,7 @@ LOOP = """
     float *out = (float *)launch->tensors[1].data;
     for (int64_t t = launch->thread; t < launch->axes[0]; t += launch->threads)
         for (int64_t i = 0; i < 72; ++i) {
-            const float g = in[t * launch->tensors[0].strides[0] + i], u = in[t * launch->tensors[0].strides[0] + 72 + i];
+            const float *row = in + t * launch->tensors[0].strides[0], g = row[i], u = row[72 + i];
             out[t * launch->tensors[1].strides[0] + i] = %s;
         }
 """

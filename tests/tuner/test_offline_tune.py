@@ -47,8 +47,8 @@ def model(tmp_path):
 
 
 def options(**changes) -> TuneOptions:
-    given = {"model": "tiny", "budget_seconds": 120.0, "batches": (1,), "context": 32, "prefill": 32, "only": "rms_norm",
-             "offline": True, "target": "elsewhere"}
+    given = {"model": "tiny", "budget_seconds": 120.0, "batches": (1,), "context": 32, "prefill": 32,
+             "only": "rms_norm", "offline": True, "target": "elsewhere"}
     return TuneOptions(**{**given, **changes})
 
 

@@ -1,6 +1,6 @@
 """Confining a child process whose input is not trusted, such as a compiler reading a candidate's source."""
 
-from kforge.harness.sandbox.launch import Facts, Limits, Outcome, describe, end, run, start
+from kforge.harness.sandbox.launch import Facts, Limits, Outcome, describe, run
 from kforge.harness.sandbox.served import Served
 
-__all__ = ["Facts", "Limits", "Outcome", "Served", "describe", "end", "run", "start"]
+__all__ = ["Facts", "Limits", "Outcome", "Served", "describe", "run"]

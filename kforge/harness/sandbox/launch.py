@@ -77,22 +77,6 @@ def run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[s
     return _run(command, work, limits, readable, describe().needed)
 
 
-def start(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str],
-          inherited: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Starts ``command`` as ``run`` does, with these open files, and does not wait: for a program that is spoken to
-    while it runs. What it says goes to ``said`` in ``work``. End it with ``end``. Its status 125 is the launcher's.
-    """
-    with open(work / "said", "wb") as output:
-        return subprocess.Popen(confined(command, work, limits, readable, describe().needed), cwd=work,
-                                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                env=environment(command), pass_fds=tuple(inherited), start_new_session=True)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends what ``start`` started, with all that it started itself."""
-    kill_group(process)
-
-
 def _run(command: Sequence[str], work: Path, limits: Limits, readable: Sequence[str], needed: int) -> Outcome:
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(confined(command, work, limits, readable, needed), cwd=work,
