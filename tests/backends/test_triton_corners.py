@@ -1,7 +1,8 @@
 """Every Triton template builds for every architecture at corners of its parameter space, and has its report.
 
-The lowest corner is built for all of them. The highest takes up to twenty times as long, so each template's is built for
-one architecture of each vendor, another one from template to template; ``bench/gpu_static.py --corners all`` builds all.
+The lowest corner is built for all of them. The highest takes up to twenty times as long, so each template's is built
+for one architecture of each vendor, another one from template to template; ``bench/gpu_static.py --corners all`` builds
+all.
 """
 
 from __future__ import annotations
