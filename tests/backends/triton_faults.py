@@ -198,7 +198,8 @@ faults = [
     Fault("moe_linear", "row of the slot, not of its token", "plane_row = slot // 2",
           "plane_row = tl.minimum(slot, T - 1)"),
     Fault("moe_linear", "tile one expert on", "behind <= tile_m", "behind < tile_m"),
-    Fault("moe_linear", "slots of the next expert", "m[None, :] < end_m", "m[None, :] < end_m + 1"),
+    Fault("moe_linear", "slots of the next expert", "tl.where(mine, ends, 0), axis=0)",
+          "tl.where(mine, ends, 0), axis=0) + 1"),
     Fault("moe_linear", "written in order, not to slots", "out + slot[None, :]", "out + m[None, :]"),
     Fault("moe_linear", "gate not limited", "gate = tl.where(acc_gate > 7.0, 7.0, acc_gate)", "gate = acc_gate"),
 
