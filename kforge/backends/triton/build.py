@@ -15,6 +15,7 @@ from typing import Any
 
 from kforge.backends.gpu import cubin, hsaco, mix
 from kforge.backends.gpu.binary import MOST_BYTES, BinaryError, DeviceBinary, Entry, unpack
+from kforge.backends.gpu.cost import residency
 from kforge.backends.gpu.mix import Mix
 from kforge.backends.triton import source
 from kforge.backends.triton.installed import ARCHES, Triton, command, readable, triton
@@ -193,6 +194,10 @@ def _unfit(artifact: Artifact, target: Target) -> Failure | None:
         if limit is not None and threads > limit:
             return Failure(FailureClass.MEMORY, f"a group of {launch.entry} has {threads} threads, {target.name} "
                            f"allows {limit}")
+    for entry in unpack(artifact.data).entries:
+        if not (held := residency(entry, target)).groups:
+            return Failure(FailureClass.MEMORY, f"a unit of {target.name} cannot hold one group of {entry.name}: its "
+                           f"{held.limit} are too few")
     return None
 
 

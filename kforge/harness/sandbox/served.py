@@ -22,6 +22,7 @@ from kforge.harness.sandbox.launch import (
 )
 
 _ANSWER = 1 << 20  # bytes of one line
+_DYING = 10.0  # seconds that a process takes to be gone, at most
 _LAST = 8 << 10  # bytes of the end of what it said beside its answers
 
 
@@ -37,6 +38,7 @@ class Served:
         self._command = command
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._left = b""
+        self._ended = False  # it closed its end: dead, or about to be
         self._process = subprocess.Popen(confined(command, work, limits, readable, describe().needed), cwd=work,
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
                                          env=environment(command), start_new_session=True, pass_fds=tuple(fds))
@@ -48,6 +50,7 @@ class Served:
             self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
         except OSError:
+            self._ended = True
             return None
         return self._line(time.monotonic() + seconds)
 
@@ -60,6 +63,7 @@ class Served:
                     return None
                 more = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not more:
+                    self._ended = True
                     return None
                 self._left += more
         answer, _, self._left = self._left.partition(b"\n")
@@ -68,7 +72,7 @@ class Served:
     def end(self) -> Outcome:
         """Ends it. ``timed_out``: it was still alive; ``text``: the last that it said beside its answers."""
         try:
-            self._process.wait(0.2)
+            self._process.wait(_DYING if self._ended else 0)
             timed_out = False
         except subprocess.TimeoutExpired:
             timed_out = True
