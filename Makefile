@@ -10,14 +10,15 @@ MODEL ?= smollm2-135m
 setup: $(STAMP)
 
 # The CPU build of torch first: a later resolver then finds it satisfied and never takes a CUDA build.
-# FlashInfer-Bench without its dependencies, which bring CUDA: its schema and loader, which tests use, need none of them.
+# FlashInfer-Bench without its dependencies, which bring CUDA, and kernels without sigstore: the schema and the loaders
+# that tests use need none of them.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kforge needs Python >= 3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c constraints.txt torch
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install -q -c constraints.txt --no-deps flashinfer-bench
+	$(BIN)/python -m pip install -q -c constraints.txt --no-deps flashinfer-bench kernels
 	touch $@
 
 tune: setup

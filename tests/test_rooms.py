@@ -38,6 +38,7 @@ NEIGHBOURS = {
     ("harness", "backends"),
     ("agent", "tuner"),
     ("interchange", "tuner"),
+    ("interchange", "torch"),
     ("backends", "harness.sandbox"),
 }
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Search results as T4 and Kernel Tuner files, tuned parameters for vLLM and SGLang.",
+    help="Search results as T4 and Kernel Tuner files, parameters for vLLM and SGLang, kernels for Hugging Face.",
 )
 
 Run = Annotated[str, typer.Argument(help="A run's folder, its id, or the beginning of its id; 'last' for the newest.")]
@@ -73,6 +73,44 @@ def sglang_moe(folder: Folder, as_json: Json = False) -> None:
     from kforge.interchange.moe_names import Style
 
     _moe(folder, Style.SGLANG, as_json)
+
+
+@app.command("hf-kernels")
+def hf_kernels(
+    folder: Folder,
+    wanted: Annotated[
+        list[str], typer.Argument(help="Operators, or problems such as 'silu_mul(I=1536)', for their default kernel.")
+    ],
+    name: Annotated[str, typer.Option(help="The package's name: lower-case letters, digits and dashes.")] = "kforge",
+    version: Annotated[int, typer.Option(min=1, help="The package's version.")] = 1,
+    repository: Annotated[str, typer.Option(help="Write kernels.lock for this repository of the Hub.")] = "",
+    commit: Annotated[str, typer.Option(help="At this commit, which the Hub says after an upload.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Promoted kernels as a build folder of Hugging Face's kernels, which loads it without kforge."""
+    from kforge.core.paths import store_path
+    from kforge.core.words import counted
+    from kforge.interchange.hf_kernels import Lock, export, problems
+    from kforge.registry.ask import open_snapshot
+    from kforge.registry.store import Store
+    from kforge.targets.files import load_target
+
+    if bool(repository) != bool(commit):
+        raise KforgeError("a lock names a repository and a commit: give both --repository and --commit, or none")
+    target, snapshot = load_target("host"), open_snapshot()
+    lock = Lock(repository, commit) if repository else None
+    found = problems(wanted, snapshot, target)
+    done = export(folder, found, name, version, target, snapshot, Store(store_path()), lock)
+    if as_json:
+        told = {"folder": str(folder), "variant": done.variant, "functions": list(done.functions),
+                "kernels": done.kernels, "left_out": list(done.left_out)}
+        print(json.dumps(told, indent=1))
+        return
+    print(f"{folder}: {counted(len(done.functions), 'function')}, {counted(done.kernels, 'kernel')}, {done.variant}")
+    for function in done.functions:
+        print(f"  {function}")
+    for sentence in done.left_out:
+        print(f"  left out: {sentence}")
 
 
 def _moe(folder: Path, style: Style, as_json: bool) -> None:

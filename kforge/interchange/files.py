@@ -46,12 +46,13 @@ def parse_json(path: Path, text: str) -> Any:
         raise KforgeError(f"{path} is no JSON: {one_line(str(error))}") from error
 
 
-def checked(path: Path, model: type[Model], document: Any) -> Model:
-    """``document`` as ``model``. Raises KforgeError that names the file and the first field that is wrong."""
+def checked(path: Path, model: type[Model], document: Any, place: str = "") -> Model:
+    """``document``, which stands in the file at ``place``, as ``model``. Raises KforgeError that names the file and the
+    first field that is wrong."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
+        where = ".".join(filter(None, (place, *map(str, first["loc"]))))
         said = str(first["msg"]).removeprefix("Value error, ")
         raise KforgeError(f"{path}: {one_line(f'{where}: {said}' if where else said)}") from None

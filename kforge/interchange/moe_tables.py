@@ -114,7 +114,7 @@ def read(path: Path) -> MoeTable:
             raise KforgeError(f"{path}: {one_line(key)!r} is no number of tokens")
         if not isinstance(value, dict):
             raise KforgeError(f"{path}: {key}: {one_line(repr(value))} is no JSON object of parameters")
-        lines[int(key)] = _line(path, key, value)
+        lines[int(key)] = checked(path, Config, value, key)
     if not lines:
         raise KforgeError(f"{path} has no line for any number of tokens")
     return MoeTable(name, dict(sorted(lines.items())), triton)
@@ -128,14 +128,6 @@ def place(table: MoeTable, style: Style) -> Path:
     if not re.fullmatch(r"\d+(\.\d+)+", table.triton):
         raise ValueError("SGLang looks for a table by the version of Triton that it was tuned with, which is not known")
     return Path(f"triton_{table.triton.replace('.', '_')}") / name
-
-
-def _line(path: Path, key: str, value: Mapping[str, object]) -> Config:
-    try:
-        return checked(path, Config, value)
-    except KforgeError as error:
-        said = str(error).removeprefix(f"{path}: ")
-        raise KforgeError(f"{path}: {key}.{said}") from None
 
 
 def _folder_version(path: Path) -> str:

@@ -137,7 +137,7 @@ def read(path: Path) -> Recording:
     own = file.metadata.get("kforge")
     if own is None:
         return Recording(_plain_stem(path), "", (), parameters, tuple(results.values()), None, excluded)
-    said = checked(path, KforgeOrigin, own)
+    said = checked(path, KforgeOrigin, own, "metadata.kforge")
     origin = Origin(said.problem, said.bucket, said.target_identity, said.target_name, said.run)
     return Recording(said.kernel, said.device, said.size, parameters, tuple(results.values()), origin, excluded)
 

@@ -1,14 +1,24 @@
-"""Index tensors, before a kernel follows them: a kernel trusts its caller, and one wrong index reads foreign memory."""
+"""Index tensors, before a kernel follows them: a kernel trusts its caller, and one wrong index reads foreign memory.
+
+Exported packages carry this file as it is: it imports nothing of kforge.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from kforge.core.workload import Problem
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class Problem(Protocol):
+    """An operator with its static attributes, as ``kforge.core.workload`` has it."""
+
+    @property
+    def operator(self) -> str: ...
+
+    def int(self, name: str) -> int: ...
 
 
 def check(problem: Problem, arrays: Mapping[str, np.ndarray], axes: Mapping[str, int]) -> None:

@@ -99,6 +99,8 @@ def _quantised(
         return weights.quantize_mxfp4(values)
     if format not in _QUANTISERS:
         raise KforgeError(f"no library here quantises to {format}: give the bytes of a GGUF tensor (uint8)")
+    if shape.k % format.traits.file_block:
+        raise KforgeError(f"{format} needs rows of a multiple of {format.traits.file_block} elements, got {shape.k}")
     from gguf import GGMLQuantizationType, quants
 
     return weights.from_gguf(quants.quantize(values, GGMLQuantizationType[format.value.upper()]), format, rows, shape.k)

@@ -1,4 +1,4 @@
-"""Kernels on torch's tensors: one launch on a team of threads that all operators of the process share."""
+"""Kernels on a team of threads that all operators of the process share."""
 
 from __future__ import annotations
 
@@ -6,28 +6,11 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from kforge.core.dtypes import DType
 from kforge.core.image import Image
 from kforge.native import Kernel, Program, Team
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-ALIGNMENT = 64  # of a tensor's first byte: kforge/abi.h
-DTYPES = {
-    DType.F32: torch.float32,
-    DType.F16: torch.float16,
-    DType.BF16: torch.bfloat16,
-    DType.I8: torch.int8,
-    DType.U8: torch.uint8,
-    DType.I32: torch.int32,
-    DType.I64: torch.int64,
-}
 
 
 @dataclass
@@ -43,7 +26,7 @@ class Workers:
     def launch(
         self, image: Image, key: str, tensors: Sequence[np.ndarray], axes: Sequence[int], scalars: Sequence[float]
     ) -> None:
-        """``key`` names the image. Tensors are as the ABI wants them (``placed``)."""
+        """``key`` names the image. Tensors are as the ABI wants them (``tensors.placed``)."""
         with self._lock:
             team = self._own_team()
             if key not in self._kernels:
@@ -65,22 +48,3 @@ _workers: dict[int, Workers] = {}
 def workers(threads: int) -> Workers:
     """Those of so many threads, started once."""
     return _workers.setdefault(threads, Workers(threads))
-
-
-def placed(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of it where the ABI does not allow its place or its strides."""
-    strides = tensor.stride()
-    inner = tensor.dim() == 0 or tensor.shape[-1] <= 1 or strides[-1] == 1
-    if inner and tensor.data_ptr() % ALIGNMENT == 0 and not tensor.is_neg() and not tensor.is_conj():
-        return tensor
-    return tensor.contiguous().clone(memory_format=torch.contiguous_format)
-
-
-def array(tensor: torch.Tensor) -> np.ndarray:
-    """The same memory; bf16, which numpy has not, as 16-bit integers."""
-    plain = tensor.detach()
-    return (plain.view(torch.int16) if plain.dtype is torch.bfloat16 else plain).numpy()
-
-
-def by_name(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Mapping[str, np.ndarray]:
-    return {name: array(tensor) for name, tensor in zip(names, tensors, strict=True)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from kforge.core.image import Image
 from kforge.core.kernel import Answer, Step, Tier
@@ -15,6 +15,8 @@ from kforge.engine.kernel_set import OWN, ChosenKernel, DefaultKernels, TunedKer
 from kforge.registry.lookup import Asker
 from kforge.registry.snapshot import Snapshot
 from kforge.registry.store import Store
+
+_REMEMBERED = 4096  # answers
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Chooser:
         self._snapshot = snapshot
         self._default = DefaultKernels(target)
         self._served = TunedKernels(snapshot, store, self._default)
+        self._remembered = lru_cache(_REMEMBERED)(self._choose)  # the snapshot never changes
 
     def rows(self, weight: Problem) -> int:
         return self._served.rows(weight) if self._tuned else self._default.rows(weight)
@@ -58,6 +61,10 @@ class Chooser:
 
     def choose(self, problem: Problem, axes: Mapping[str, int]) -> Serving:
         """Raises KforgeError where neither the registry nor the shipped templates have a kernel."""
+        return self._remembered(problem, tuple(axes.items()))
+
+    def _choose(self, problem: Problem, point: tuple[tuple[str, int], ...]) -> Serving:
+        axes = dict(point)
         if not self._tuned:
             return _default(self._default.choose(problem, axes), ())
         from kforge.operators import get
