@@ -14,6 +14,7 @@ from kforge.core.errors import KforgeError
 if TYPE_CHECKING:
     from kforge.interchange.moe_names import Style
     from kforge.interchange.recordings import Recorded
+    from kforge.tuner.run_view import RunView
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -135,12 +136,20 @@ def _recorded(run: str, runs_dir: Path, operator: str, bucket: str) -> Recorded:
     from kforge.tuner.run_view import view_of
 
     view = view_of(find(run, runs_dir))
-    found = of_run(view, operator, bucket)
+    found = of_run(view, operator, bucket, _device(view))
     if not found.spaces:
         points = ", ".join(sorted({t.bucket for t in view.tried})[:8])
         what = f"nothing there; it tried {points}" if points else "no trial at all"
         raise KforgeError(f"{view.path} holds {what}")
     return found
+
+
+def _device(view: RunView) -> str:
+    """The model of the run's target, where that is still the same; "" otherwise."""
+    from kforge.targets.files import list_targets, load_target
+
+    target = load_target(view.target) if view.target in list_targets() else None
+    return target.model if target is not None and target.identity == view.identity else ""
 
 
 def _left_out(found: Recorded) -> Sequence[str]:

@@ -25,10 +25,11 @@ class Recorded:
     harness: int
 
 
-def of_run(view: RunView, operator: str = "", bucket: str = "") -> Recorded:
+def of_run(view: RunView, operator: str = "", bucket: str = "", device: str = "") -> Recorded:
     """Every problem and bucket at which the run tried something, in the run's order.
 
-    ``operator``: only this one's; ``bucket``: only this point, such as ``M=8``.
+    ``operator``: only this one's; ``bucket``: only this point, such as ``M=8``; ``device``: what the target is, where
+    more than its name is known.
     """
     groups: dict[tuple[str, str], list[TriedPoint]] = {}
     harness = 0
@@ -43,7 +44,7 @@ def of_run(view: RunView, operator: str = "", bucket: str = "") -> Recorded:
     made = []
     for (task, at), points in groups.items():
         origin = Origin(task, at, view.identity, view.target, view.id)
-        made.append(_recording(points, origin))
+        made.append(_recording(points, origin, device or view.target))
     return Recorded(tuple(made), harness)
 
 
@@ -75,7 +76,7 @@ def file_names(recordings: Sequence[Recording]) -> list[str]:
     return names
 
 
-def _recording(points: Sequence[TriedPoint], origin: Origin) -> Recording:
+def _recording(points: Sequence[TriedPoint], origin: Origin, device: str) -> Recording:
     names = sorted({name for p in points for name, _ in p.trial.params})
     rows = [ROWS] if any(p.rows for p in points) else []
     parameters = (TEMPLATE, *rows, *names)
@@ -84,7 +85,7 @@ def _recording(points: Sequence[TriedPoint], origin: Origin) -> Recording:
         values = _values(point, parameters)
         results.setdefault(values, _result(point, values))
     size = tuple(value for _, value in Workload.parse(origin.bucket).dynamic)
-    return Recording(origin.bucket, origin.target_name, size, parameters, tuple(results.values()), origin)
+    return Recording(origin.bucket, device, size, parameters, tuple(results.values()), origin)
 
 
 def _values(point: TriedPoint, parameters: Iterable[str]) -> tuple[Value, ...]:
