@@ -43,7 +43,7 @@ from kforge.registry.snapshot import Snapshot
 from kforge.registry.store import Store
 from kforge.torch.signature import described
 
-MINIMUM = "0.17"  # of the package ``kernels``: the first whose loader is known to read this layout
+MINIMUM = "0.17.0"  # of the package ``kernels``: the first whose loader is known to read this layout
 LICENSE = "Apache-2.0"  # of kforge's templates and executor
 _SHIPPED = ("calling.py", "indices.py", "standalone.py", "tensors.py")
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")  # of a kernel, as ``kernels`` has it
