@@ -20,22 +20,16 @@ def described(problem: Problem, name: str) -> dict[str, Any]:
     """The call as ``calling`` reads it. Raises ValueError for a problem that its operator does not have."""
     operator = get(problem.operator)
     base = dict.fromkeys(operator.dynamic_axes, _SAMPLE)
-    at = operator.tensors(Workload.of(problem, **base))
-    moved = {
-        axis: operator.tensors(Workload.of(problem, **{**base, axis: _SAMPLE + 1})) for axis in operator.dynamic_axes
-    }
-    tensors = [
-        {
-            "name": spec.name,
-            "dtype": spec.dtype.value,
-            "role": spec.role.value,
-            "shape": [_extent(moved, i, j, extent) for j, extent in enumerate(spec.shape)],
-        }
-        for i, spec in enumerate(at)
-    ]
-    told = {axis for t in tensors if t["role"] != Role.OUT for axis, _, _ in t["shape"]}
+    moved = {axis: operator.tensors(_at(problem, {**base, axis: _SAMPLE + 1})) for axis in operator.dynamic_axes}
+    tensors = []
+    told: set[str] = set()
+    for i, spec in enumerate(operator.tensors(_at(problem, base))):
+        shape = [_extent(moved, i, j, extent) for j, extent in enumerate(spec.shape)]
+        tensors.append({"name": spec.name, "dtype": spec.dtype.value, "role": spec.role.value, "shape": shape})
+        if spec.role is not Role.OUT:
+            told |= {axis for axis, _, _ in shape}
     explicit = [axis for axis in operator.dynamic_axes if axis not in told]
-    usual = operator.scalars(Workload.of(problem, **base))  # those of timed calls
+    usual = operator.scalars(_at(problem, base))  # those of timed calls
     scalars = [[name, value] for name, value in zip(operator.scalar_names, usual, strict=True)]
     return {
         "name": name,
@@ -47,6 +41,10 @@ def described(problem: Problem, name: str) -> dict[str, Any]:
         "dynamic": list(operator.dynamic_axes),
         "scalars": scalars,
     }
+
+
+def _at(problem: Problem, axes: Mapping[str, int]) -> Workload:
+    return Workload(problem, tuple(sorted(axes.items())))
 
 
 def _schema(tensors: Sequence[Mapping[str, Any]], explicit: Sequence[str], scalars: Sequence[Sequence[Any]]) -> str:
