@@ -41,7 +41,7 @@ def t4(
 
     found = _recorded(run, runs_dir, operator, bucket)
     names = [f"{name}.json" for name in file_names(found.spaces)]
-    _write(folder, dict(zip(names, map(document, found.spaces), strict=True)), _left_out(found), as_json)
+    _write(folder, dict(zip(names, map(document, found.spaces), strict=True)), found.left_out, as_json)
 
 
 @app.command("kernel-tuner")
@@ -57,7 +57,7 @@ def kernel_tuner(
     found = _recorded(run, runs_dir, operator, bucket)
     spaces = [part for space in found.spaces for part in by_template(space)]
     names = [f"{name}.json" for name in file_names(spaces)]
-    _write(folder, dict(zip(names, map(document, spaces), strict=True)), _left_out(found), as_json)
+    _write(folder, dict(zip(names, map(document, spaces), strict=True)), found.left_out, as_json)
 
 
 @app.command("vllm-moe")
@@ -150,10 +150,6 @@ def _device(view: RunView) -> str:
 
     target = load_target(view.target) if view.target in list_targets() else None
     return target.model if target is not None and target.identity == view.identity else ""
-
-
-def _left_out(found: Recorded) -> Sequence[str]:
-    return [f"{found.harness} trials in which the harness failed, not the candidate"] if found.harness else []
 
 
 def _write(folder: Path, files: dict[str, str], left_out: Sequence[str], as_json: bool) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kforge.core.recording import ABSENT, Origin, Recording, Result, Value, whole
 from kforge.core.seed import Seed
-from kforge.core.trial import FailureClass
+from kforge.core.trial import Trial
 from kforge.core.workload import Workload, attrs
 from kforge.interchange.t4 import INVALIDITY
 from kforge.tuner.run_view import RunView, TriedPoint
@@ -19,10 +20,10 @@ SEEDS = 10  # of a search on another target, for one here to begin with
 
 @dataclass(frozen=True)
 class Recorded:
-    """``harness``: trials in which the harness failed, which say nothing of a point and are left out."""
+    """``left_out``: trials that say neither what a point took nor that it fails, in sentences."""
 
     spaces: tuple[Recording, ...]
-    harness: int
+    left_out: tuple[str, ...] = ()
 
 
 def of_run(view: RunView, operator: str = "", bucket: str = "", device: str = "") -> Recorded:
@@ -32,20 +33,20 @@ def of_run(view: RunView, operator: str = "", bucket: str = "", device: str = ""
     more than its name is known.
     """
     groups: dict[tuple[str, str], list[TriedPoint]] = {}
-    harness = 0
+    left: Counter[str] = Counter()
     for tried in view.tried:
         workload = Workload.parse(tried.bucket)
         if operator not in ("", workload.problem.operator) or bucket not in ("", workload.point):
             continue
-        if tried.trial.failure is not None and tried.trial.failure.kind not in INVALIDITY:
-            harness += 1
+        if reason := _silent(tried.trial):
+            left[reason] += 1
             continue
         groups.setdefault((tried.task, tried.bucket), []).append(tried)
     made = []
     for (task, at), points in groups.items():
         origin = Origin(task, at, view.identity, view.target, view.id)
         made.append(_recording(points, origin, device or view.target))
-    return Recorded(tuple(made), harness)
+    return Recorded(tuple(made), tuple(f"{count} {what}" for what, count in left.items()))
 
 
 def by_template(recording: Recording) -> Iterator[Recording]:
@@ -95,13 +96,19 @@ def _values(point: TriedPoint, parameters: Iterable[str]) -> tuple[Value, ...]:
     return tuple(own.get(name, ABSENT) for name in parameters)
 
 
+def _silent(trial: Trial) -> str:
+    """Why a trial says nothing of its point; "" where it does."""
+    if trial.failure is not None:
+        return "" if trial.failure.kind in INVALIDITY else "trials in which the harness failed, not the candidate"
+    return "" if trial.timing is not None else "trials that were built and checked, and not timed"
+
+
 def _result(point: TriedPoint, values: tuple[Value, ...]) -> Result:
     trial = point.trial
-    if trial.timing is not None and trial.failure is None:
-        spread, seconds = trial.timing.spread, trial.timing.seconds
-        return Result(values, seconds, None, "", (), trial.build_seconds, spread)
-    failure = trial.failure.kind if trial.failure else FailureClass.HARNESS
-    return Result(values, None, failure, trial.failure.reason if trial.failure else "", (), trial.build_seconds)
+    if trial.failure is not None:
+        return Result(values, None, trial.failure.kind, trial.failure.reason, (), trial.build_seconds)
+    assert trial.timing is not None
+    return Result(values, trial.timing.seconds, None, "", (), trial.build_seconds, trial.timing.spread)
 
 
 def _short(template: str) -> str:

@@ -100,15 +100,19 @@ def test_every_failure_of_a_candidate_has_a_word_in_t4_and_survives(kind: Failur
         assert [r.failure for r in back.results] == [None, kind]
 
 
-def test_the_harness_own_failures_say_nothing_of_a_point_and_stay_here(run: Path) -> None:
+def test_trials_that_say_nothing_of_a_point_stay_here_and_are_counted(run: Path) -> None:
+    """The harness's own failures, and what was built and checked where there was no device to time it."""
     view = view_of(run)
     first = next(t for t in view.tried if t.trial.failure)
     assert first.trial.failure
     ours = dataclasses.replace(first.trial.failure, kind=FailureClass.HARNESS)
-    odd = dataclasses.replace(first, trial=dataclasses.replace(first.trial, failure=ours))
-    tried = tuple(odd if t is first else t for t in view.tried)
-    found = recordings.of_run(dataclasses.replace(view, tried=tried))
-    assert found.harness == 1 and all(FailureClass.HARNESS is not r.failure for s in found.spaces for r in s.results)
+    for trial, said in ((dataclasses.replace(first.trial, failure=ours), "1 trials in which the harness failed"),
+                        (dataclasses.replace(first.trial, failure=None), "1 trials that were built and checked")):
+        tried = tuple(dataclasses.replace(t, trial=trial) if t is first else t for t in view.tried)
+        found = recordings.of_run(dataclasses.replace(view, tried=tried))
+        assert found.left_out[0].startswith(said)
+        for space in found.spaces:
+            assert t4.document(space)
 
 
 def test_a_public_file_is_read_as_it_is(tmp_path: Path) -> None:
