@@ -155,6 +155,7 @@ def _layer(make: Callable[..., kft.Op]) -> Callable[[torch.Tensor, torch.Tensor]
     return layer
 
 
+@pytest.mark.slow
 def test_a_traced_graph_calls_the_operators_at_other_sizes_too(make: Callable[..., kft.Op]) -> None:
     layer = _layer(make)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
