@@ -38,7 +38,7 @@ from kforge.core.workload import Problem, stable_hash
 from kforge.engine.kernel_set import OWN
 from kforge.interchange.folders import require_new, write
 from kforge.native.build import build_library, executor_sources, source_dir
-from kforge.operators import get
+from kforge.operators import get, names
 from kforge.registry.snapshot import Snapshot
 from kforge.registry.store import Store
 from kforge.torch.signature import described
@@ -88,6 +88,8 @@ def problems(wanted: Iterable[str], snapshot: Snapshot, target: Target) -> list[
         if "(" in text:
             found[_problem(text, snapshot, target)] = None
             continue
+        if text not in names():
+            raise KforgeError(f"there is no operator {text!r}; there are {', '.join(names())}")
         mine = [k.problem for k in _promoted(snapshot, target) if k.problem.operator == text]
         if not mine:
             raise KforgeError(f"no kernel of {text!r} is promoted on {target.name}; name a problem, such as "

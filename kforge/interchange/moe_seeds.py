@@ -21,16 +21,19 @@ from kforge.interchange.moe_tables import PARAMETERS, Config, MoeTable
 from kforge.targets.files import list_targets, load_target
 
 BACKEND = "triton"
-# Schemes of these tools -> weights and activations that kforge has. The others (fp8, ...) it has no weights of.
+# Schemes of these tools -> weights and activations that kforge has, the nearest first. The others (fp8, ...) it has no
+# weights of. What these tools call 16-bit activations may be exact here.
 _SCHEMES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "": (("bf16", "f32"), ("f16", "f32")),
-    "bf16": (("bf16", "f32"),),
+    "": (("bf16", "bf16"), ("f16", "bf16"), ("bf16", "f32"), ("f16", "f32")),
+    "bf16": (("bf16", "bf16"), ("bf16", "f32")),
     "float32": (("f32", "f32"),),
     "int8_w8a8": (("int8_channel", "a8_token"),),
-    "int8_w8a16": (("int8_channel", "f32"), ("q8_0", "f32")),
-    "int4_w4a16": (("q4_0", "f32"), ("q4_1", "f32")),
+    "int8_w8a16": (("int8_channel", "bf16"), ("q8_0", "bf16"), ("int8_channel", "f32"), ("q8_0", "f32")),
+    "int4_w4a16": (("q4_0", "bf16"), ("q4_1", "bf16"), ("q4_0", "f32"), ("q4_1", "f32")),
 }
-_WORDS = {pair: word for word, pairs in _SCHEMES.items() for pair in pairs if word != "bf16"}
+# What kforge tuned with exact activations would mislead a kernel of 16-bit ones, so it does not go out.
+_WORDS = {pair: word for word, pairs in _SCHEMES.items() for pair in pairs
+          if word != "bf16" and (pair[1] != "f32" or word == "float32")}
 _SERVED = (KernelState.ACCEPTED, KernelState.PROMOTED)
 
 
@@ -130,7 +133,7 @@ def _unfit(kernel: KernelRecord) -> str:
     if not kernel.seconds:
         return "kernels that nobody has timed: these tools would serve them as tuned"
     if (attributes["weight"], attributes["act"]) not in _WORDS:
-        return "kernels whose weights these tools have no word for"
+        return "kernels whose weights and activations these tools have no word for"
     if missing := [ours for ours in PARAMETERS.values() if not isinstance(dict(kernel.params).get(ours), int)]:
         return f"kernels without {', '.join(missing)}"
     return ""

@@ -195,8 +195,8 @@ class Coordinator:
             for row in self.registry.tried(space.task.at(rows), self.target.identity, limit=5):
                 seeds.append(Point(row.template, rows, row.params))
         for rows in space.task.rows_choices():
-            for seed in self.registry.seeds(space.task.at(rows), self.target.identity)[:IMPORTED]:
-                seeds += space.seeded(seed, rows)
+            elsewhere = self.registry.seeds(space.task.at(rows), self.target.identity)
+            seeds += space.seeded(elsewhere, rows)[:IMPORTED]
         return seeds
 
     def _search(self, contests: Sequence[Contest], measurer: Measurer, proposing: Proposing) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kforge.backends.templates import Template
@@ -83,18 +84,26 @@ class Space:
         mine = [p for p in self.defaults if p.rows == rows]
         return max(mine, key=lambda p: (p.template == self._untuned, self._templates[p.template, rows].demand))
 
-    def seeded(self, seed: Seed, rows: int) -> list[Point]:
-        """What the seed's parameters are here: points of every template that has them all, what it does not say being
-        as by default. None where that is not legal: a seed is not moved to its nearest point."""
-        found = []
-        for (name, height), template in self._templates.items():
-            if height != rows or template.backend != seed.backend or seed.template not in ("", name):
-                continue
-            default = template.defaults(self.task.at(rows), self.target)
-            point = Point(name, rows, attrs({**default, **dict(seed.params)}))
-            if point in self and dict(seed.params).keys() <= default.keys():
-                found.append(point)
-        return found
+    def seeded(self, seeds: Iterable[Seed], rows: int) -> list[Point]:
+        """What the seeds' parameters are here, those found nearest to the task's buckets first: points of every
+        template that has them all, what a seed does not say being as by default. What is no legal point is left out: a
+        seed is not moved to its nearest."""
+        found: dict[Point, None] = {}
+        for seed in sorted(seeds, key=self._distance):
+            for (name, height), template in self._templates.items():
+                if height != rows or template.backend != seed.backend or seed.template not in ("", name):
+                    continue
+                default = template.defaults(self.task.at(rows), self.target)
+                point = Point(name, rows, attrs({**default, **dict(seed.params)}))
+                if dict(seed.params).keys() <= default.keys() and point in self:
+                    found[point] = None
+        return list(found)
+
+    def _distance(self, seed: Seed) -> float:
+        """The smallest factor, as a logarithm, by which an axis differs from where the seed was found."""
+        at = dict(seed.bucket)
+        return min(max((abs(math.log(max(n, 1) / max(at.get(a, 1), 1))) for a, n in b.workload.dynamic), default=0.0)
+                   for b in self.task.buckets)
 
     def predicted(self, point: Point, threads: int) -> float:
         """Seconds of one call at each bucket together, before anything was measured; see ``prediction``."""

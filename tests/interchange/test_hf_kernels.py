@@ -163,6 +163,8 @@ def test_what_cannot_go_out_is_said_before_anything_is_written(folder: Path, pac
         assert not (tmp_path / "out").exists()
     with pytest.raises(KforgeError, match="no kernel of 'silu_mul' is promoted"):
         problems(["silu_mul"], EMPTY, target)
+    with pytest.raises(KforgeError, match="no operator 'silly_mul'"):
+        problems(["silly_mul"], EMPTY, target)
     with pytest.raises(KforgeError, match="silu_mul lacks I="):
         problems(["silu_mul()"], EMPTY, target)
     with pytest.raises(KforgeError, match="not an empty folder"):

@@ -146,7 +146,7 @@ def test_a_table_seeds_both_projections_on_the_device_of_its_name_and_is_served_
     assert moe_seeds.target_of("NVIDIA_H200") == target
     drawn = moe_seeds.seeds_of(moe_tables.read(written(tmp_path, H200, {"16": LINE})), target, Style.VLLM, H200)
     assert not drawn.left_out and all(dict(s.params) == OURS and "vllm" in s.source for s in drawn.seeds)
-    common = {"E": 8, "k": 2, "weight": "bf16", "act": "f32", "bias": 0, "rows": 32}
+    common = {"E": 8, "k": 2, "weight": "bf16", "act": "bf16", "bias": 0, "rows": 32}
     first = Problem.of("moe_linear", input="token", K=4096, N=2 * 14336, epilogue="silu_gate", **common)
     second = Problem.of("moe_linear", input="slot", K=14336, N=4096, epilogue="none", **common)
     other = Problem.of("moe_linear", input="slot", K=4096, N=14336, epilogue="none", **common)
@@ -174,7 +174,7 @@ def test_a_device_that_no_target_describes_is_never_guessed() -> None:
 def kernel(number: int, tokens: int, source: str = "token", block_m: int = 16, **changes: object) -> KernelRecord:
     first = source == "token"
     problem = Problem.of("moe_linear", E=8, k=2, input=source, K=4096 if first else 14336,
-                         N=2 * 14336 if first else 4096, weight="bf16", act="f32",
+                         N=2 * 14336 if first else 4096, weight="bf16", act="bf16",
                          epilogue="silu_gate" if first else "none", bias=0, rows=32)
     base = KernelRecord(
         candidate_hash=f"c{number}", problem=problem, bucket=(("T", tokens),),
@@ -189,13 +189,15 @@ def kernel(number: int, tokens: int, source: str = "token", block_m: int = 16, *
 def test_tuned_kernels_go_out_as_a_table_that_comes_back_the_same(tmp_path: Path) -> None:
     kernels = [kernel(1, 1), kernel(2, 64, block_m=64), kernel(3, 64, "slot"), kernel(4, 8, seconds=0.0),
                kernel(5, 16, state=KernelState.QUARANTINED)]
+    exact = Problem(kernels[0].problem.operator, attrs({**dict(kernels[0].problem.static), "act": "f32"}))
+    kernels.append(kernel(6, 32, problem=exact))  # those tools have no such activations
     found = moe_seeds.tables_of(Snapshot.of(kernels).kernels, Style.VLLM)
     (table,) = found.tables
     path = written(tmp_path, str(moe_tables.place(table, Style.VLLM)), table.text(Style.VLLM))
     assert path.name == H200 and moe_tables.read(path) == table
     assert json.loads(path.read_text()) == {
         "triton_version": "3.5.1", "1": LINE, "64": {**LINE, "BLOCK_SIZE_M": 64}}
-    assert len(found.left_out) == 3 and any("nobody has timed" in said for said in found.left_out)
+    assert len(found.left_out) == 4 and any("nobody has timed" in said for said in found.left_out)
 
 
 def test_sglang_gets_the_second_projection_where_both_have_one_block_m() -> None:
@@ -212,11 +214,11 @@ def test_the_commands_keep_seeds_and_refuse_where_there_is_nothing(
     good = written(tmp_path, H200, {"1": {**LINE, "waves_per_eu": 0}, "8": LINE})
     bring_in.vllm_moe([good])
     said = capsys.readouterr().out
-    assert "2 lines for nvidia-h200, 8 seeds" in said and "waves_per_eu" in said and "8 new seeds" in said
+    assert "2 lines for nvidia-h200, 16 seeds" in said and "waves_per_eu" in said and "16 new seeds" in said
     bad = written(tmp_path, "E=8,N=64,device_name=NVIDIA_H200.json", {"1": {}})
     with pytest.raises(KforgeError, match="BLOCK_SIZE_M"):
         bring_in.vllm_moe([good, bad])
     bring_in.sglang_moe([good], target="nvidia-h100", as_json=True)
-    assert json.loads(capsys.readouterr().out)["new_seeds"] == 8  # of another target
+    assert json.loads(capsys.readouterr().out)["new_seeds"] == 16  # of another target
     with pytest.raises(KforgeError, match="no tuned Triton kernel"):
         export.vllm_moe(tmp_path / "out")
