@@ -35,7 +35,7 @@ class Origin:
     """Which search of kforge's it was; files of other tools have none."""
 
     problem: str  # Problem.key, without the layout
-    bucket: str  # Workload.key
+    bucket: str  # Workload.key, without the layout
     target_identity: str
     target_name: str
     run: str

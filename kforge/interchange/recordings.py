@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kforge.core.recording import ABSENT, Origin, Recording, Result, Value, whole
 from kforge.core.seed import Seed
 from kforge.core.trial import Trial
-from kforge.core.workload import Workload, attrs
+from kforge.core.workload import Problem, Workload, attrs
 from kforge.interchange.t4 import INVALIDITY
 from kforge.tuner.run_view import RunView, TriedPoint
 
@@ -41,10 +41,11 @@ def of_run(view: RunView, operator: str = "", bucket: str = "", device: str = ""
         if reason := _silent(tried.trial):
             left[reason] += 1
             continue
-        groups.setdefault((tried.task, tried.bucket), []).append(tried)
+        at = Workload(Problem.parse(tried.task), workload.dynamic)  # a bucket's own key may name one of its layouts
+        groups.setdefault((tried.task, at.key), []).append(tried)
     made = []
-    for (task, at), points in groups.items():
-        origin = Origin(task, at, view.identity, view.target, view.id)
+    for (task, key), points in groups.items():
+        origin = Origin(task, key, view.identity, view.target, view.id)
         made.append(_recording(points, origin, device or view.target))
     return Recorded(tuple(made), tuple(f"{count} {what}" for what, count in left.items()))
 
