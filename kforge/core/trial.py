@@ -64,7 +64,8 @@ class Candidate:
     @property
     def hash(self) -> str:
         layouts = [(name, layout.key) for name, layout in self.layouts]
-        launched = [repr(self.launches)] if self.launches else []
+        # Parameters of a device language may be options of its compiler alone, such as the warps of a group.
+        launched = [repr(self.launches), list(self.params)] if self.launches else []
         return stable_hash([self.problem.key, self.backend, self.source, self.numerics.value, layouts, *launched])
 
 

@@ -126,7 +126,7 @@ class _Offline:
         for data in folder.of(Event.TRIAL):
             trial = trial_from_json(data["trial"])
             self._known[trial.candidate_hash, trial.workload] = trial
-        self._kept = 0
+        self._kept: set[int] = set()  # numbers of kernels
         self._seed = secrets.randbelow(1 << 31)  # of the checks' inputs: nothing can be fitted to them
         self._workers = len(os.sched_getaffinity(0))
 
@@ -152,7 +152,7 @@ class _Offline:
             self._one(spaces[task.problem.key], left * weights[0] / sum(weights))
         trials = list(self._known.values())
         return OfflineResult(self._folder.id, len(fitting), len(trials), sum(t.failure is not None for t in trials),
-                             sum(bool(t.checked) and t.failure is None for t in trials), self._kept, unfit)
+                             sum(bool(t.checked) and t.failure is None for t in trials), len(self._kept), unfit)
 
     def _templates(self, task: Task) -> list[Template]:
         """Those of the target's backends; for a CPU, whose engine takes no others, only exact ones."""
@@ -280,8 +280,8 @@ class _Offline:
                            Seconds(0.0, 0.0))
         evidence: dict[str, object] = {"checked": trial.checked, "max_error_ratio": trial.max_error_ratio,
                                        "static": asdict(report)}
-        self._registry.keep_checked(kernel, built.artifact.data, built.candidate.source, trial.checked, evidence)
-        self._kept += 1
+        self._kept.add(self._registry.keep_checked(kernel, built.artifact.data, built.candidate.source, trial.checked,
+                                                   evidence))
 
     def _limit(self, workload: Workload) -> float:
         """The roofline's seconds of one call; 0 where the target has no figure for it."""
