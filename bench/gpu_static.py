@@ -1,8 +1,8 @@
-"""Every Triton template built for every GPU that a target file describes, without one: registers, spills, shared
-memory, occupancy and predicted time. Nothing here was measured on a GPU.
+"""Every template of a language for GPUs built for every GPU that a target file describes, without one: registers,
+spills, shared memory, occupancy and predicted time. Nothing here was measured on a GPU.
 
-    python bench/gpu_static.py [--targets NAME,...] [--operators NAME,...] [--corners default|few|all] [--processes N]
-                               [--json FILE]
+    python bench/gpu_static.py [--backend triton|cuda|hip] [--targets NAME,...] [--operators NAME,...]
+                               [--corners default|few|all] [--processes N] [--json FILE]
 
 The calls are those of a decoding step of Qwen3-8B and GPT-OSS-20B at batch 8. Builds come from the cache where they
 were made before; reports lie beside them.
@@ -24,7 +24,6 @@ from rich.table import Table
 
 from kforge.backends import templates
 from kforge.backends.corners import corners
-from kforge.backends.triton.installed import triton
 from kforge.backends.verbs import StaticReport, of
 from kforge.core.errors import KforgeError
 from kforge.core.trial import Failure, FailureClass
@@ -77,18 +76,20 @@ class Row:
     report: StaticReport | None
     failure: str = ""  # class and reason
     seconds: float = 0.0  # of building
+    compiler: str = ""
 
 
 def main() -> None:
     args = _arguments()
     console = Console(width=None if sys.stdout.isatty() else 180)
-    backend = of("triton")
-    chosen = args.targets.split(",") if args.targets else [name for name in list_targets() if _is_gpu(name)]
+    backend = of(args.backend)
+    chosen = args.targets.split(",") if args.targets else [
+        name for name in list_targets() if args.backend in load_target(name).backends]
     for name in chosen:
         if why := backend.cannot_build(load_target(name)):
             raise SystemExit(f"{name}: {why}")
-    jobs = list(_jobs(chosen, args.operators.split(",") if args.operators else None, args.corners))
-    console.print(f"triton {triton().version}; {len(jobs)} builds for {', '.join(chosen)}; nothing is measured")
+    jobs = list(_jobs(args.backend, chosen, args.operators.split(",") if args.operators else None, args.corners))
+    console.print(f"{args.backend}; {len(jobs)} builds for {', '.join(chosen)}; nothing is measured")
     with ProcessPoolExecutor(args.processes) as pool:
         rows = list(track(pool.map(_built, jobs), "building", len(jobs), console=Console(stderr=True)))
     table = Table("template", "problem", "target", "point", "registers", "spill B", "shared B", "occupancy",
@@ -108,13 +109,14 @@ def main() -> None:
     console.print(f"{len(rows) - len(failed) - unfit} built, {unfit} need more shared memory or threads than the "
                   f"target has, {len(failed)} failed")
     if args.json:
-        args.json.write_text(json.dumps({"triton": triton().version, "rows": [_record(row) for row in rows]}, indent=1))
+        args.json.write_text(json.dumps({"backend": args.backend, "rows": [_record(row) for row in rows]}, indent=1))
     raise SystemExit(bool(failed))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--targets", default="", help="names, separated by commas; all GPUs that Triton builds for")
+    parser.add_argument("--backend", choices=("triton", "cuda", "hip"), default="triton")
+    parser.add_argument("--targets", default="", help="names, separated by commas; all that the backend builds for")
     parser.add_argument("--operators", default="", help="names, separated by commas; all")
     parser.add_argument("--corners", choices=("default", "few", "all"), default="default")
     parser.add_argument("--processes", type=int, default=2)
@@ -122,18 +124,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _is_gpu(name: str) -> bool:
-    return "triton" in load_target(name).backends
-
-
-def _jobs(targets: list[str], operators: list[str] | None, which: str) -> Iterator[Job]:
+def _jobs(backend: str, targets: list[str], operators: list[str] | None, which: str) -> Iterator[Job]:
     for operator, axes, static in _CALLS:
         if operators is not None and operator not in operators:
             continue
         problem = Problem.of(operator, **static)
         workload = Workload(problem, tuple(sorted(axes.items())))
         for template in templates.load(operator):
-            if template.backend != "triton":
+            if template.backend != backend:
                 continue
             for name in targets:
                 target = load_target(name)
@@ -147,19 +145,20 @@ def _jobs(targets: list[str], operators: list[str] | None, which: str) -> Iterat
 
 def _built(job: Job) -> Row:
     """In a process of the pool."""
-    workload, target, backend = Workload.parse(job.workload), load_target(job.target), of("triton")
+    workload, target, backend = Workload.parse(job.workload), load_target(job.target), of(job.template.split("/")[0])
     template = next(t for t in templates.load(workload.problem.operator) if t.path == job.template)
     artifact = backend.build(template.render(workload.problem, target, dict(job.params)), target)
     if isinstance(artifact, Failure):
         return Row(job, None, f"{artifact.kind.value}: {artifact.reason}")
+    made = artifact.report
     try:
-        return Row(job, backend.inspect(artifact, workload, target), "", artifact.report.seconds)
+        return Row(job, backend.inspect(artifact, workload, target), "", made.seconds, made.compiler)
     except KforgeError as error:
-        return Row(job, None, f"report: {error}", artifact.report.seconds)
+        return Row(job, None, f"report: {error}", made.seconds, made.compiler)
 
 
 def _short(path: str) -> str:
-    return path.removeprefix("triton/").removesuffix(".py.j2")
+    return path.partition("/")[2].removesuffix(".j2").rpartition(".")[0]
 
 
 def _record(row: Row) -> dict[str, object]:
@@ -168,7 +167,8 @@ def _record(row: Row) -> dict[str, object]:
         "resources": dict(report.resources), "mix": dict(report.mix), "occupancy": report.occupancy,
         "predicted_seconds": report.seconds, "bound": report.bound, "notes": report.notes}
     return {"template": row.job.template, "workload": row.job.workload, "target": row.job.target,
-            "params": dict(row.job.params), "build_seconds": row.seconds, "failure": row.failure, **known}
+            "params": dict(row.job.params), "build_seconds": row.seconds, "compiler": row.compiler,
+            "failure": row.failure, **known}
 
 
 if __name__ == "__main__":

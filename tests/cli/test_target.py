@@ -67,4 +67,4 @@ def test_a_gpu_is_listed_with_who_builds_for_it_and_shown_with_its_limits(kforge
     assert "132 units" in text and "recognised by: 'NVIDIA H200'; PCI 10de:2335" in text
     assert "a unit: 2,048 threads, 64 warps, 32 blocks, 65,536 registers, 233,472 bytes of shared memory" in text
     document = json.loads(kforge("target", "show", "nvidia-h200", "--json").stdout)
-    assert document["gpu"]["power_watts"] == 700 and document["backends"] == ["triton"]
+    assert document["gpu"]["power_watts"] == 700 and document["backends"] == ["triton", "cuda"]

@@ -10,7 +10,7 @@ from typing import Protocol
 from kforge.backends.cpp import headers
 from kforge.backends.gpu import store
 from kforge.backends.gpu.binary import MOST_BYTES
-from kforge.backends.gpu.compiling import LIMITS, BuildLimits, failure, left
+from kforge.backends.gpu.compiling import LIMITS, BuildLimits, failure, left, warned
 from kforge.backends.gpu.mix import Mix
 from kforge.backends.gpu.packing import Compiled, packed
 from kforge.core.drafts import draft_folder
@@ -84,7 +84,8 @@ def build(candidate: Candidate, target: Target, tool: Toolchain, limits: BuildLi
     except OSError as error:  # of kforge's own files
         raise KforgeError(f"cannot build in {tempfile.gettempdir()}: {error.strerror}; free some space, or set TMPDIR "
                           "to another folder") from error
-    artifact = packed(candidate, target, Compiled(tool.label, options, data, mixes, seconds, outcome.text))
+    said = warned(candidate.source) + outcome.text
+    artifact = packed(candidate, target, Compiled(tool.label, options, data, mixes, seconds, said))
     if isinstance(artifact, Artifact):
         store.save(folder, key, artifact)
     return artifact

@@ -14,6 +14,7 @@ from kforge.harness.sandbox import Outcome
 MOST_TEXT = 32 << 20  # bytes of a disassembly
 _ERROR = re.compile(r"^(?P<file>[^\s:(]+)[:(](?P<line>\d+)(?::\d+)?\)?: (?:fatal |catastrophic )?error:? ?"
                     r"(?P<text>.*)$", re.MULTILINE)
+_CLOCKS = re.compile(r"\b(clock(64)?\s*\(|%?(clock|globaltimer)\w*|(s_|__builtin_amdgcn_s_)mem(real)?time\w*)")
 _AROUND = 4  # lines of source shown on each side of an error
 
 
@@ -47,6 +48,12 @@ def failure(outcome: Outcome, name: str, source_name: str, source: str, limits: 
     shown = "\n".join(f"{'>' if n == at else ' '}{n:5} {lines[n - 1]}" for n in around)
     return Failure(FailureClass.COMPILE, f"{name}: {first['file']}:{at}: {first['text']}",
                    f"{shown}\n{outcome.text[:4000]}".strip())
+
+
+def warned(source: str) -> str:
+    """What a reader of the source should look at; "" when there is nothing. It only warns."""
+    found = _CLOCKS.search(source)
+    return f"kforge: the source reads a clock ({found[0].strip()}), which no operator needs\n" if found else ""
 
 
 def left(path: Path, most: int) -> bytes:

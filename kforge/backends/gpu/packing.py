@@ -9,10 +9,11 @@ from kforge.backends.gpu import cubin, hsaco
 from kforge.backends.gpu.binary import MOST_BYTES, DeviceBinary, Entry
 from kforge.backends.gpu.mix import Mix
 from kforge.backends.gpu.store import ABI_VERSION
-from kforge.core.launch import Launch, LaunchError, evaluate
+from kforge.core.launch import Argument, ArgumentKind, Launch, LaunchError, evaluate
 from kforge.core.target import Target
 from kforge.core.trial import Artifact, Candidate, CompilerReport, Failure, FailureClass
 
+_ALIGNED = 16  # bytes
 _SIZES = {"axis": 4, "scalar": 4}  # bytes of an argument; the others are 8
 
 
@@ -32,7 +33,7 @@ def packed(candidate: Candidate, target: Target, made: Compiled) -> Artifact | F
     """The artifact. ADMISSION for a binary that is not pure computation or does not take what its launches pass, MEMORY
     for groups that the target's units cannot hold."""
     names = tuple(dict.fromkeys(launch.entry for launch in candidate.launches))
-    entries, launches = [], []
+    entries = []
     for name in names:
         wanted = [launch for launch in candidate.launches if launch.entry == name]
         entry = _entry(name, names, wanted[0], target.arch, made)
@@ -45,7 +46,8 @@ def packed(candidate: Candidate, target: Target, made: Compiled) -> Artifact | F
                 return Failure(FailureClass.ADMISSION, f"the kernel {name} takes parameters of {entry.parameters} "
                                f"bytes, its launch passes {sizes}")
     of = {entry.name: entry for entry in entries}
-    launches = [replace(launch, warps=of[launch.entry].warps) for launch in candidate.launches]
+    launches = [replace(launch, warps=of[launch.entry].warps, arguments=tuple(map(_aligned, launch.arguments)))
+                for launch in candidate.launches]
     if (unfit := _unfit(entries, target)) is not None:
         return unfit
     data = DeviceBinary(target.arch, made.compiler, tuple(entries), tuple(launches)).pack()
@@ -86,6 +88,12 @@ def _entry(name: str, names: tuple[str, ...], launch: Launch, arch: str, made: C
                   ("loop_load_bytes", mix.load_bytes if mix else 0), ("has_loop", int(mix is not None and mix.loop))]
     return Entry(name, "cubin" if nvidia else "hsaco", facts.parameters, -(-threads // warp), warp, 0, tuple(resources),
                  mix.classes if mix is not None else (), made.data)
+
+
+def _aligned(argument: Argument) -> Argument:
+    """Pointers are read as wide as kforge aligns tensors, of strides nothing is assumed."""
+    pointer = argument.kind in (ArgumentKind.TENSOR, ArgumentKind.SCRATCH)
+    return replace(argument, multiple=_ALIGNED) if pointer else argument
 
 
 def _unfit(entries: list[Entry], target: Target) -> Failure | None:
