@@ -8,8 +8,8 @@ from kforge import operators
 from kforge.core.dtypes import DType
 from kforge.operators import Distribution
 
-WORKLOAD = attention("f16", T=8, S=8, B=32, pages=8 * 32, max_context=1024)
-WINDOWED = attention("f16", window=300, sinks=1, T=8, S=8, B=32, pages=8 * 32, max_context=1024)
+WORKLOAD = attention("f16", hq=2, hkv=1, d=16, T=8, S=8, B=32, pages=8 * 32, max_context=1024)
+WINDOWED = attention("f16", hq=2, hkv=1, d=16, window=300, sinks=1, T=8, S=8, B=32, pages=8 * 32, max_context=1024)
 SHARED = [d for d in Distribution if d is not Distribution.NORMAL]
 
 
@@ -39,7 +39,7 @@ def test_what_is_timed_has_no_common_pages():
 
 
 def test_pages_with_queries_of_their_own_are_nobody_elses():
-    workload = attention("f16", T=200, S=8, B=32, pages=8 * 32, max_context=1024)
+    workload = attention("f16", hq=2, hkv=1, d=16, T=200, S=8, B=32, pages=8 * 32, max_context=1024)
     for seed in (2, 4, 6):
         given = operators.get("paged_attention").inputs(workload, seed, Distribution.POSITIVE)
         pages = common(given["block_table"])
