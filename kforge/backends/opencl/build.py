@@ -34,6 +34,7 @@ _OPTIONS = ("-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt")
 _ENVIRONMENT = ("POCL_CACHE_DIR=cache", "POCL_WORK_GROUP_SPECIALIZATION=0")
 _LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30, file_bytes=64 << 20)
 _DIAGNOSTIC = re.compile(r"^.*?(?P<line>\d+):\d+: (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
+_UNLINKED = re.compile(r"(?P<text>undefined symbol: \w+)")  # PoCL tries to load what it built
 _MOST_BINARY = 32 << 20
 _UNABLE = 2  # exit status of tool.cc
 
@@ -137,11 +138,14 @@ def _artifact(data: bytes, report: CompilerReport, candidate: Candidate) -> Arti
 def _refused(code: int, text: str, device: Device) -> Failure:
     if code == _UNABLE:
         raise KforgeError(f"{device.compiler} cannot build here: {text.strip()[-300:]}")
-    found = _DIAGNOSTIC.search(text)
+    found = _DIAGNOSTIC.search(text) or _UNLINKED.search(text)
     if code < 0 and not found:
         reason = f"{device.compiler} ran into its limit of memory or time, or crashed"
         return Failure(FailureClass.COMPILE_LIMIT, reason, text[-2000:])
-    said = f"line {found['line']}: {found['text']}" if found else text.strip()[-300:]
+    said = text.strip()[-300:]
+    if found:
+        where = found.groupdict().get("line")
+        said = f"line {where}: {found['text']}" if where else f"the kernel cannot be linked: {found['text']}"
     return Failure(FailureClass.COMPILE, f"{device.compiler}: {said}", text[:4000])
 
 
