@@ -13,7 +13,6 @@ import pytest
 
 from kforge.core.errors import KforgeError
 from kforge.tuner.strategies import NAMES, make
-from kforge.tuner.strategies.guided import GuidedSearch
 from kforge.tuner.strategies.process import GaussianProcess
 from kforge.tuner.strategies.recorded import Recorded, read
 from kforge.tuner.strategies.replay import replay, seeds_from
