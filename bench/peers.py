@@ -4,7 +4,7 @@
     python bench/peers.py --only steps,moe --quick
 
   steps      decode steps at batch 1 to 32 and a prompt of 512, of the GGUF files in --models, beside llama.cpp
-  depth      Llama-3.2-1B Q4_0, one sequence behind 8192 tokens
+  depth      Llama-3.2-1B Q4_0, one sequence behind 8192 tokens, with caches of f16 and of 8 bits
   moe        GPT-OSS-20B cut to 4 layers, MXFP4: batch 1, 8, 32, and a prompt
   serving    Llama-3.2-1B Q4_0, continuous batching: 1 to 32 sequences at a time, and a mixed trace, beside llama.cpp
   vllm-bf16, vllm-w8a8   the same beside vLLM's CPU build with zentorch, on a folder of the same weights
@@ -35,6 +35,7 @@ from peers.steps import Row, StepResult, compare, depth_rows, moe_rows, print_st
 from peers.trace import Trace, full, mixed
 from rich.console import Console
 
+from kforge.core.defaults import DEFAULT_KV
 from kforge.core.errors import KforgeError
 from kforge.targets.files import load_target
 
@@ -62,8 +63,9 @@ class Bench:
     skipped: dict[str, str] = field(default_factory=dict)  # reasons, by group
     running: list[Process] = field(default_factory=list)
 
-    def kforge(self, path: Path) -> Process:
-        opening: dict[str, object] = {"open": str(path), "threads": self.args.threads, "kernels": self.args.kernels}
+    def kforge(self, path: Path, kv: str = DEFAULT_KV) -> Process:
+        opening: dict[str, object] = {"open": str(path), "threads": self.args.threads, "kernels": self.args.kernels,
+                                      "kv": kv}
         return self._opened(Process("kforge", Path(sys.executable), "kforge_driver.py", opening))
 
     def llama_cpp(self, name: str, python: Path, path: Path, settings: dict[str, object]) -> Process:
@@ -117,16 +119,24 @@ class Bench:
             self.of_steps("steps", name, rows_for(models.gguf(name), self.args.quick))
 
     def depth(self) -> None:
-        """So far behind a prompt attention is most of the time: plain attention is tried, too."""
-        self.of_steps("depth", LLAMA_Q4_0, depth_rows(self.args.quick), {"": {}, ", plain attention": {"flash": False}})
+        """So far behind a prompt attention is most of the time: plain attention is tried, too, and a cache of 8 bits.
+
+        llama.cpp may keep either kind of cache in the second row: what it is fastest with counts.
+        """
+        plain: dict[str, object] = {"flash": False}
+        floats = {"": {}, ", plain attention": plain}
+        self.of_steps("depth", LLAMA_Q4_0, depth_rows(self.args.quick), floats)
+        self.of_steps("depth", LLAMA_Q4_0, depth_rows(self.args.quick, ", int8 cache"),
+                      {**floats, ", q8_0 cache": {"kv": "q8_0"}}, "i8")
 
     def of_steps(
-        self, group: str, name: str, rows: list[Row], settings: dict[str, dict[str, object]] | None = None
+        self, group: str, name: str, rows: list[Row], settings: dict[str, dict[str, object]] | None = None,
+        kv: str = DEFAULT_KV,
     ) -> None:
-        """``settings`` of llama.cpp by what is added to the side's name."""
+        """``settings`` of llama.cpp by what is added to the side's name; ``kv``: kforge's cache."""
         path = models.gguf(name)
         wanted = [r for r in rows if not self.args.rows or r.name in self.args.rows.split(",")]
-        sides = [self.kforge(path)]
+        sides = [self.kforge(path, kv)]
         for added, chosen in (settings or {"": {}}).items():
             sides += [self.llama_cpp(f"{n}{added}", python, path, chosen) for n, python in self.builds().items()]
         rounds = self.args.rounds or (3 if self.args.quick else 9)

@@ -1,8 +1,8 @@
 """Drives kforge's engine by the same requests as the peers' drivers, one JSON request a line on stdin.
 
-{"open": path, "threads": n, "kernels": ...}, then {"mode": "prefill"|"decode", "batch": b, "depth": d, "tokens": n},
-{"mode": "trace", "requests": [...], "slots": n}, or {"used": true}. A trace is served with what ``kforge serve`` has:
-few prompt tokens a step while answers are being computed.
+{"open": path, "threads": n, "kernels": ..., "kv": type of the cache}, then {"mode": "prefill"|"decode", "batch": b,
+"depth": d, "tokens": n}, {"mode": "trace", "requests": [...], "slots": n}, or {"used": true}. A trace is served with
+what ``kforge serve`` has: few prompt tokens a step while answers are being computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import metadata
 
 from replay import Request, replay
 
-from kforge.core.defaults import PAGE_TOKENS, SERVING_PREFILL_TOKENS
+from kforge.core.defaults import DEFAULT_KV, PAGE_TOKENS, SERVING_PREFILL_TOKENS
 from kforge.core.errors import KforgeError
 from kforge.engine.engine import Engine
 from kforge.engine.request import SamplingParams
@@ -38,10 +38,10 @@ class KforgeBatcher:
 
 
 class Driver:
-    def __init__(self, path: str, threads: int, kernels: str) -> None:
+    def __init__(self, path: str, threads: int, kernels: str, kv: str) -> None:
         self.model = load(path)
         self.weights = Weights(self.model)
-        self.threads, self.kernels = threads, kernels
+        self.threads, self.kernels, self.kv = threads, kernels, kv
         self._engine: tuple[tuple[object, ...], Engine] | None = None
         self.vocab = self.model.config.vocab
         self.engine(32, 512)  # missing kernels, or memory that does not suffice, show at once
@@ -58,6 +58,7 @@ class Driver:
                 self.model,
                 self.kernels,
                 threads=self.threads,
+                kv=self.kv,
                 max_sequences=sequences,
                 kv_tokens=max(512, sequences * pages * PAGE_TOKENS),
                 weights=self.weights,
@@ -138,7 +139,7 @@ def main() -> None:
         request = json.loads(line)
         if "open" in request:
             try:
-                driver = Driver(request["open"], request["threads"], request["kernels"])
+                driver = Driver(request["open"], request["threads"], request["kernels"], request.get("kv", DEFAULT_KV))
                 answer: dict[str, object] = {"version": metadata.version("kforge")}
             except KforgeError as error:
                 answer = {"error": str(error)}

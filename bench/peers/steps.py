@@ -54,9 +54,9 @@ def moe_rows(quick: bool) -> list[Row]:
     return [*decode, Row("prefill 512", "prefill", 1, 0, 512)]
 
 
-def depth_rows(quick: bool) -> list[Row]:
-    """One sequence behind a long prompt."""
-    return [Row("batch 1, depth 8192", "decode", 1, 8192, 8 if quick else 24)]
+def depth_rows(quick: bool, added: str = "") -> list[Row]:
+    """One sequence behind a long prompt; ``added`` to the name."""
+    return [Row(f"batch 1, depth 8192{added}", "decode", 1, 8192, 8 if quick else 24)]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kforge.targets.gpu import GPU_FEATURES
+
 # Feature -> compiler flags that let gcc and clang use it. Order does not matter: each flag implies what it needs.
 X86_FLAGS: dict[str, tuple[str, ...]] = {
     "pni": ("-msse3",),
@@ -46,7 +48,7 @@ ARM_EXTENSIONS: dict[str, str] = {
     "sve2": "sve2",
 }
 
-KNOWN = frozenset(X86_FLAGS) | frozenset(ARM_EXTENSIONS) | {"asimd"}
+KNOWN = frozenset(X86_FLAGS) | frozenset(ARM_EXTENSIONS) | {"asimd"} | GPU_FEATURES
 
 
 def lanes(features: Iterable[str]) -> int:

@@ -7,6 +7,8 @@ import tomllib
 from dataclasses import dataclass
 
 from kforge.core.errors import KforgeError
+from kforge.core.launch import LaunchError
+from kforge.core.launch import names as launch_names
 from kforge.core.trial import Failure, FailureClass, NumericsClass
 from kforge.core.workload import Attr
 
@@ -14,6 +16,7 @@ _COMMENT = re.compile(r"\A\s*\{#-?\s*kforge[ \t]*\n(.*?)-?#\}", re.DOTALL)
 _TOML_LINE = re.compile(r"\(at line (\d+)")
 _MOST_SAID = 2000  # characters of an error: a template can make one as long as its memory allows
 _MOST_TEXT = 200  # characters of a choice
+_MOST_DIMENSIONS = 3
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -44,6 +47,23 @@ class Param:
 
 
 @dataclass(frozen=True)
+class LaunchHeader:
+    """One ``[[launch]]`` of a device language, as written; ``kforge.backends.launching`` binds it to a problem.
+
+    ``grid``: groups, up to three; ``block``: threads of a group (left out where the compiler decides); ``arguments``:
+    names of tensors, ``TENSOR.strideN``, axes, scalars or ``scratch``, with a "?" behind what a problem may lack;
+    ``scratch``: bytes; ``when``: an expression over attributes and parameters, false where it is not launched.
+    """
+
+    entry: str
+    grid: tuple[str, ...]
+    arguments: tuple[str, ...]
+    block: tuple[str, ...] = ()
+    scratch: str = "0"
+    when: str = ""
+
+
+@dataclass(frozen=True)
 class Header:
     operator: str
     version: int
@@ -53,6 +73,7 @@ class Header:
     applies: str
     constraints: tuple[str, ...]
     params: tuple[Param, ...]
+    launches: tuple[LaunchHeader, ...] = ()
 
 
 def parse(path: str, text: str) -> Header:
@@ -100,7 +121,8 @@ class _Parser:
         return tuple(value)
 
     def header(self) -> Header:
-        known = {"operator", "version", "numerics", "summary", "requires", "applies", "constraints", "params"}
+        known = {"operator", "version", "numerics", "summary", "requires", "applies", "constraints", "params",
+                 "launch"}
         for name in self.data:
             if name not in known:
                 raise self.fail(name, f"unknown key '{name}' in the header; known: {', '.join(sorted(known))}")
@@ -115,7 +137,36 @@ class _Parser:
             raise self.fail("params", "'params' must be tables [params.NAME]")
         return Header(self.text("operator"), version, NumericsClass(numerics), self.text("summary", ""),
                       self.texts("requires"), self.text("applies", ""), self.texts("constraints"),
-                      tuple(self.param(name, table) for name, table in tables.items()))
+                      tuple(self.param(name, table) for name, table in tables.items()), self.launches())
+
+    def launches(self) -> tuple[LaunchHeader, ...]:
+        tables = self.data.get("launch", [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise self.fail("launch", "a launch is a table [[launch]]")
+        return tuple(self.launch(table) for table in tables)
+
+    def launch(self, table: dict[str, object]) -> LaunchHeader:
+        known = {"entry": str, "grid": list, "arguments": list, "block": list, "scratch": str, "when": str}
+        for name, value in table.items():
+            if name not in known:
+                raise self.fail(name, f"unknown key '{name}' of a launch; known: {', '.join(sorted(known))}")
+            if not isinstance(value, known[name]) or (isinstance(value, list)
+                                                      and not all(isinstance(item, str) for item in value)):
+                wanted = "list of texts" if known[name] is list else "text"
+                raise self.fail(name, f"'{name}' of a launch must be a {wanted}, found {value!r}")
+        if missing := [name for name in ("entry", "grid", "arguments") if not table.get(name)]:
+            raise self.fail("launch", f"a launch lacks '{missing[0]}'")
+        lists = {name: tuple(value) for name, value in table.items() if isinstance(value, list)}
+        if max(len(lists["grid"]), len(lists.get("block", ()))) > _MOST_DIMENSIONS:
+            raise self.fail("launch", f"a grid has at most {_MOST_DIMENSIONS} dimensions")
+        texts = {name: value for name, value in table.items() if isinstance(value, str)}
+        try:
+            for text in (*lists["grid"], *lists.get("block", ()), texts.get("scratch", "0")):
+                launch_names(text)
+        except LaunchError as error:
+            raise self.fail("launch", f"a launch's sizes: {error}") from None
+        return LaunchHeader(texts["entry"], lists["grid"], lists["arguments"], lists.get("block", ()),
+                            texts.get("scratch", "0"), texts.get("when", ""))
 
     def param(self, name: str, table: object) -> Param:
         if not _NAME.match(name):

@@ -14,6 +14,7 @@ from kforge.backends.cpp.compilers import FAMILIES
 from kforge.backends.expressions import ExpressionError
 from kforge.backends.features import KNOWN, lanes
 from kforge.backends.header import Header, Param, TemplateError, parse
+from kforge.backends.launching import bound
 from kforge.backends.rendering import RenderLimits
 from kforge.core.dtypes import WeightFormat
 from kforge.core.layout import Layout
@@ -26,6 +27,7 @@ __all__ = ["Param", "RenderLimits", "Template", "TemplateError", "layouts", "loa
 
 Params = dict[str, Attr]
 
+COMMENTS = {"triton": "#"}  # what begins a comment, by language; "//" elsewhere
 _MAX_POINTS = 200_000
 _MAX_STEPS = 4 * _MAX_POINTS  # of a walk through them, those that a constraint rules out included
 
@@ -82,6 +84,8 @@ class Template:
         """None when the template can serve the problem on the target, else the reason why not. Raises TemplateError."""
         if problem.operator != self.operator:
             return f"it is for {self.operator}, not {problem.operator}"
+        if self.backend not in target.backends:
+            return f"{target.name} is built for with {' or '.join(target.backends) or 'nothing'}, not {self.backend}"
         if missing := [name for name in self.requires if name not in target.features]:
             return f"{target.name} lacks {', '.join(missing)}"
         if self.header.applies and not self._holds(self.header.applies, "applies", _values(problem), target):
@@ -129,9 +133,12 @@ class Template:
         body = rendering.render(self.root, self.path, values, view, self.limits, trusted=self.trusted)
         # The compiler is part of the source's identity: two candidates that differ in it alone are two candidates.
         by = f", compiler {chosen['compiler']}" if "compiler" in chosen else ""
-        source = f"// {problem.key}\n// template {self.path} version {self.version}{by}\n{body.strip()}\n"
+        mark = COMMENTS.get(self.backend, "//")
+        source = f"{mark} {problem.key}\n{mark} template {self.path} version {self.version}{by}\n{body.strip()}\n"
+        launches = tuple(bound(launch, problem, chosen, self.path) for launch in self.header.launches
+                         if not launch.when or self._holds(launch.when, "when of a launch", values, target))
         return Candidate(problem, self.backend, self.path, self.hash, attrs(chosen), source, self.numerics, used,
-                         proposer, parent)
+                         proposer, parent, launches)
 
     def _holds(self, text: str, key: str, values: Mapping[str, Any], target: Target) -> bool:
         try:

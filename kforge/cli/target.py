@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kforge.cli.target_gpu import gpu_lines
 from kforge.core.errors import KforgeError
 
 if TYPE_CHECKING:
@@ -71,11 +72,11 @@ def list_known(as_json: Json = False) -> None:
     from rich.table import Table
 
     table = Table()
-    for column in ("name", "model", "arch", "cores", "GB/s", "figures"):
+    for column in ("name", "model", "arch", "cores", "GB/s", "figures", "built by"):
         table.add_column(column, overflow="fold", justify="right" if column in ("cores", "GB/s") else "left")
     for row in rows:
         if "error" in row:
-            table.add_row(str(row["name"]), f"unreadable: {row['error']}", "", "", "", "")
+            table.add_row(str(row["name"]), f"unreadable: {row['error']}", "", "", "", "", "")
         else:
             table.add_row(
                 str(row["name"]),
@@ -84,6 +85,7 @@ def list_known(as_json: Json = False) -> None:
                 str(row["cores"]),
                 f"{float(row['bandwidth']) / 1e9:.1f}",
                 str(row["figures"]),
+                str(row["backends"]) or "described only",
             )
     Console().print(table)
     if not any(row["name"] == "host" for row in rows):
@@ -126,6 +128,7 @@ def _brief(target: Target) -> dict[str, str | int | float]:
         "cores": target.cores,
         "bandwidth": target.best_bandwidth(),
         "figures": " and ".join(sorted(sources)) or "none",
+        "backends": " ".join(target.backends),
         "identity": target.identity,
     }
 
@@ -134,6 +137,7 @@ def _document(target: Target) -> dict[str, object]:
     return {
         **dataclasses.asdict(target),
         "identity": target.identity,
+        "backends": list(target.backends),
         "bandwidth": [{"threads": n, **dataclasses.asdict(p)} for n, p in target.bandwidth],
         "peaks": {name: dataclasses.asdict(p) for name, p in target.peaks},
     }
@@ -145,25 +149,31 @@ def _print(target: Target) -> None:
 
     console = Console()
     console.print(
-        f"[bold]{target.name}[/]: {target.vendor} {target.model}, {target.arch}, {target.cores} cores, "
+        f"[bold]{target.name}[/]: {target.vendor} {target.model}, {target.arch}, {target.cores} "
+        f"{'units' if target.gpu else 'cores'}, "
         f"{target.memory_bytes / 2**30:.1f} GiB; identity {target.identity}",
         highlight=False,
         soft_wrap=True,
     )
     for cache in target.caches:
         console.print(
-            f"  L{cache.level} {_bytes(cache.bytes)}, shared by {cache.shared_by}, lines of {cache.line} bytes",
+            f"  L{cache.level} {_bytes(cache.bytes)}, shared by {cache.shared_by}"
+            + (f", lines of {cache.line} bytes" if cache.line else ""),
             highlight=False,
         )
-    console.print(f"  features: {' '.join(target.features)}", highlight=False, soft_wrap=True)
+    if target.features:
+        console.print(f"  features: {' '.join(target.features)}", highlight=False, soft_wrap=True)
     if target.kind == "cpu":
         found = ", ".join(f"{c.name} {c.version} ({c.path})" for c in target.compilers) or "none recorded"
         console.print(f"  compilers: {found}", highlight=False, soft_wrap=True)
+    if target.gpu:
+        for line in gpu_lines(target.gpu, target.backends):
+            console.print(f"  {line}", highlight=False, soft_wrap=True)
     table = Table()
     for column in ("limit", "value", "spread", "source"):
         table.add_column(column, justify="right" if column in ("value", "spread") else "left", overflow="fold")
     for threads, peak in target.bandwidth:
-        what = f"memory read, {threads} thread{'s' if threads > 1 else ''}"
+        what = f"memory read, {threads} {'unit' if target.gpu else 'thread'}{'s' if threads > 1 else ''}"
         table.add_row(what, f"{peak.value / 1e9:.1f} GB/s", *_origin(peak))
     for level in target.levels:
         if level.name != "memory":  # which stands above
@@ -171,7 +181,11 @@ def _print(target: Target) -> None:
         table.add_row(f"{level.name} load, one after another", f"{1e9 * level.latency.value:.1f} ns",
                       *_origin(level.latency))
     for name, peak in target.peaks:
-        table.add_row(f"{name}, all cores", f"{peak.value / 1e9:.0f} Gop/s", *_origin(peak))
+        table.add_row(f"{name}, all {'units' if target.gpu else 'cores'}", f"{peak.value / 1e9:.0f} Gop/s",
+                      *_origin(peak))
+    for link in target.gpu.links if target.gpu else ():
+        table.add_row(f"{link.name}, both directions", f"{link.bandwidth.value / 1e9:.1f} GB/s",
+                      *_origin(link.bandwidth))
     console.print(table if table.row_count else "  no figures yet: kforge target probe measures them")
 
 

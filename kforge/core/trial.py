@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kforge.core.launch import Launch
 from kforge.core.layout import Layout
 from kforge.core.workload import Attr, Problem, stable_hash
 
@@ -58,11 +59,13 @@ class Candidate:
     layouts: tuple[tuple[str, Layout], ...]  # tensor name -> the layout it is consumed in
     proposer: str = "builtin"
     parent: str = ""  # hash of the candidate that this one was derived from
+    launches: tuple[Launch, ...] = ()  # of languages whose kernels are launched over a grid
 
     @property
     def hash(self) -> str:
         layouts = [(name, layout.key) for name, layout in self.layouts]
-        return stable_hash([self.problem.key, self.backend, self.source, self.numerics.value, layouts])
+        launched = [repr(self.launches)] if self.launches else []
+        return stable_hash([self.problem.key, self.backend, self.source, self.numerics.value, layouts, *launched])
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class CompilerReport:
     spills: int  # stack stores and loads of vector registers in the disassembly
     instruction_mix: tuple[tuple[str, int], ...] = ()  # mnemonic class -> count
     warnings: str = ""
+    resources: tuple[tuple[str, int], ...] = ()  # of a device binary: "registers", "spill_bytes", "shared_bytes", ...
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class Artifact:
     data: bytes = field(repr=False)
     abi_version: int
     report: CompilerReport
+    launches: tuple[Launch, ...] = ()  # of a device binary, with what the build found
 
     @property
     def hash(self) -> str:

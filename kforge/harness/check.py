@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kforge.backends.verbs import Caller
 from kforge.core.trial import Failure, FailureClass, NumericsClass
 from kforge.harness.cases import Answer, Answers, Case, call_seconds_allowed, operations
-from kforge.harness.process import POISONS, Process
+from kforge.harness.process import POISONS
 from kforge.harness.values import Mismatch, beyond_bound, differing_bits
 from kforge.operators.base import Operator, Role, TensorSpec
 
@@ -25,9 +26,11 @@ class CheckResult:
     cases: int
 
 
-def check(process: Process, operator: Operator, numerics: NumericsClass, cases: Sequence[Case], answers: Answers,
+def check(process: Caller, operator: Operator, numerics: NumericsClass, cases: Sequence[Case], answers: Answers,
           threads: int) -> CheckResult | Failure:
-    """Runs every case once and the ``repeated`` ones three times: with two poisons on all threads, and on one thread.
+    """``process``: a ``kforge.harness.process.Process``, or what stands in for a device.
+
+    Runs every case once and the ``repeated`` ones three times: with two poisons on all threads, and on one thread.
     Stops at the first failure. In the second run one thread, another in each case, begins when the others are through
     or wait for it: who reads what it should have written first, without waiting, reads poison.
 
@@ -44,7 +47,7 @@ def check(process: Process, operator: Operator, numerics: NumericsClass, cases: 
     return CheckResult(worst, len(cases))
 
 
-def check_case(process: Process, operator: Operator, numerics: NumericsClass, case: Case, answer: Answer,
+def check_case(process: Caller, operator: Operator, numerics: NumericsClass, case: Case, answer: Answer,
                threads: int) -> float | Failure:
     specs = [spec for spec in operator.tensors(case.workload) if spec.role is not Role.IN]
     count = operations(operator, case.workload)

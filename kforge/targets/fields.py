@@ -17,6 +17,9 @@ class Table:
         self._values = values
         self._seen: set[str] = set()
 
+    def has(self, field: str) -> bool:
+        return field in self._values
+
     def text(self, field: str, choices: Sequence[str] = ()) -> str:
         value = self._take(field)
         if not isinstance(value, str) or not value:
@@ -25,7 +28,10 @@ class Table:
             raise self._wrong(field, f"one of {', '.join(choices)}", value)
         return value
 
-    def texts(self, field: str) -> list[str]:
+    def texts(self, field: str, default: Sequence[str] | None = None) -> list[str]:
+        """``default``: what a file that lacks the field means; None: it must be there."""
+        if default is not None and field not in self._values:
+            return list(default)
         value = self._take(field)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._wrong(field, "a list of texts", value)

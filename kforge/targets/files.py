@@ -12,6 +12,7 @@ from kforge.core.errors import KforgeError
 from kforge.core.paths import data_dir, require_plain, shipped
 from kforge.core.target import Cache, Compiler, Level, Peak, Target
 from kforge.targets.fields import Table
+from kforge.targets.gpu import gpu_as_toml, read_gpu, recognise
 
 _HOST = "host"
 _log = logging.getLogger("kforge.targets")
@@ -37,6 +38,14 @@ def load_target(name_or_path: str | Path) -> Target:
             raise KforgeError(f"unknown target {str(name_or_path)!r}: one of {known}, or a TOML file")
         path = found[0]
     return _read(path)
+
+
+def target_of_device(device: str, units: int | None = None) -> Target:
+    """The target of a device by the name that its driver reports, or by its PCI ID ("10de:2335"), and its units.
+
+    Raises KforgeError when no target file names exactly this device: nothing stands in for an unknown chip.
+    """
+    return recognise(device, tuple(load_target(name) for name in list_targets() if name != _HOST), units)
 
 
 def save_target(target: Target, path: Path | None = None) -> Path:
@@ -104,22 +113,26 @@ def _read(path: Path) -> Target:
 
 
 def _from_toml(table: Table) -> Target:
+    kind = table.text("kind", choices=("cpu", "gpu", "accelerator"))
     bandwidth = [(t.count("threads"), _peak(t)) for t in table.tables("bandwidth")]
     target = Target(
-        name=table.text("name"), kind=table.text("kind", choices=("cpu", "gpu")), vendor=table.text("vendor"),
+        name=table.text("name"), kind=kind, vendor=table.text("vendor"),
         model=table.text("model"), arch=table.text("arch"), features=tuple(sorted(table.texts("features"))),
         cores=table.count("cores"), memory_bytes=table.count("memory_bytes"),
         caches=tuple(_cache(t) for t in table.tables("caches")),
         bandwidth=tuple(sorted(bandwidth, key=lambda pair: pair[0])),
         peaks=tuple((name, _peak(t)) for name, t in table.named_tables("peaks")),
         compilers=tuple(_compiler(t) for t in table.tables("compilers", required=False)),
-        levels=tuple(_level(t) for t in table.tables("levels", required=False)))
+        levels=tuple(_level(t) for t in table.tables("levels", required=False)),
+        backends=tuple(table.texts("backends", default=("cpp",) if kind == "cpu" else None)),
+        gpu=read_gpu(table.table("gpu")) if kind != "cpu" else None)
     table.no_more()
     return target
 
 
 def _cache(table: Table) -> Cache:
-    cache = Cache(table.count("level"), table.count("bytes"), table.count("shared_by"), table.count("line"))
+    cache = Cache(table.count("level"), table.count("bytes"), table.count("shared_by"),
+                  table.count("line") if table.has("line") else 0)
     table.no_more()
     return cache
 
@@ -149,13 +162,17 @@ def _as_toml(target: Target) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": target.name, "kind": target.kind, "vendor": target.vendor, "model": target.model, "arch": target.arch,
         "features": list(target.features), "cores": target.cores, "memory_bytes": target.memory_bytes,
-        "caches": [{"level": c.level, "bytes": c.bytes, "shared_by": c.shared_by, "line": c.line}
-                   for c in target.caches],
+        "caches": [{"level": c.level, "bytes": c.bytes, "shared_by": c.shared_by,
+                    **({"line": c.line} if c.line else {})} for c in target.caches],
         "bandwidth": [{"threads": threads, **peak(value)} for threads, value in target.bandwidth],
         "peaks": {name: peak(value) for name, value in target.peaks},
         "compilers": [{"path": c.path, "name": c.name, "version": c.version} for c in target.compilers],
     }
+    if target.backends != ("cpp",):
+        document["backends"] = list(target.backends)
     if target.levels:
         document["levels"] = [{"name": level.name, "read": peak(level.read), "latency": peak(level.latency)}
                               for level in target.levels]
+    if target.gpu:
+        document["gpu"] = gpu_as_toml(target.gpu)
     return document

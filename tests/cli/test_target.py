@@ -56,3 +56,15 @@ def test_a_probe_measures_this_machine_and_writes_where_it_is_told(kforge, tmp_p
     assert all(peak["value"] > 1e9 for peak in document["peaks"].values())
     shown = json.loads(kforge("target", "show", file, "--json").stdout)
     assert [b["value"] for b in shown["bandwidth"]] == [b["value"] for b in document["bandwidth"]]
+
+
+def test_a_gpu_is_listed_with_who_builds_for_it_and_shown_with_its_limits(kforge):
+    rows = {row["name"]: row for row in json.loads(kforge("target", "list", "--json").stdout)}
+    assert rows["nvidia-h200"]["figures"] == "vendor"
+    assert rows["zen4"]["backends"] == "cpp" and rows["aws-trainium2"]["backends"] == ""
+    assert "described only" in kforge("target", "list").stdout
+    text = kforge("target", "show", "nvidia-h200").stdout
+    assert "132 units" in text and "recognised by: 'NVIDIA H200'; PCI 10de:2335" in text
+    assert "a unit: 2,048 threads, 64 warps, 32 blocks, 65,536 registers, 233,472 bytes of shared memory" in text
+    document = json.loads(kforge("target", "show", "nvidia-h200", "--json").stdout)
+    assert document["gpu"]["power_watts"] == 700 and document["backends"] == ["triton"]
