@@ -7,8 +7,9 @@ files are named KERNEL_TARGET. Every strategy replays every space with every see
 that was not tried before and lies in the space, whether it turns out to work or not. What is printed is the optimum
 over the best found, the mean over spaces and seeds, with its standard error over seeds. Held against each other:
 kforge's strategies; Optuna's TPE in two forms, its suggestions repaired to the nearest configuration that is free; and
-Kernel Tuner's strategies with their defaults, in an environment of its own and in its own simulation. ``seeded``: the
-ten best of another target's space of the same kernel are tried first. ``ms`` is what a proposal takes on one core.
+Kernel Tuner's strategies with their defaults, in an environment of its own and in its own simulation.
+``guided-seeded``: the ten best of another target's space of the same kernel are tried first. ``ms`` is what an
+evaluation takes on a core, a strategy's start included.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ HERE = Path(__file__).parent
 DRIVER = HERE / "drivers" / "kernel_tuner_replay.py"
 AT = (50, 100, 200)  # evaluations
 SEEDED_AT = 50
-SEEDED = f"{DEFAULT}, seeded"
+SEEDED = f"{DEFAULT}-seeded"
 OURS = (*NAMES, "tpe-plain")
 KERNEL_TUNER = (
     "genetic_algorithm", "diff_evo", "pso", "firefly_algorithm", "simulated_annealing", "dual_annealing",
@@ -96,7 +97,8 @@ def main() -> None:
         jobs = list(_jobs(saved, wanted, arguments.seeds, python))
         results = _run(jobs, console)
     figures = collect(jobs, results)
-    _print(figures, recorded, results and arguments.seeds)
+    took = _milliseconds(jobs, results)
+    _print(figures, recorded, took, arguments.seeds)
     write_json(arguments.json, "bench/search.py", {
         "seeds": arguments.seeds,
         "spaces": {n: {"points": len(r.space), "failing": int(np.isnan(r.cost).sum())} for n, r in recorded.items()},
@@ -104,7 +106,7 @@ def main() -> None:
             strategy: {name: {at: f[:, at - 1].tolist() for at in AT if at <= f.shape[1]} for name, f in by.items()}
             for strategy, by in figures.items()
         },
-        "ms": _milliseconds(jobs, results),
+        "ms": took,
     })
 
 
@@ -207,8 +209,9 @@ def _run(jobs: Sequence[Job], console: Console) -> dict[Job, Done]:
                 job = running.pop(future)
                 try:
                     results[job] = future.result()
-                    last = results[job].shares[:, -1].mean()
-                    told = f"{last:.3f} in {results[job].seconds:.0f} s"
+                    means = results[job].shares.mean(axis=0)
+                    shown = " ".join(f"{means[at - 1]:.3f}" for at in AT if at <= len(means))
+                    told = f"{shown} in {results[job].seconds:.0f} s"
                 except Refused as refused:
                     told = f"left out: {refused}"
                 console.print(f"{len(jobs) - len(running)}/{len(jobs)} {job.strategy} on {job.space.stem}, seeds "
@@ -254,17 +257,20 @@ def _milliseconds(jobs: Sequence[Job], results: Mapping[Job, Done]) -> dict[str,
     return took
 
 
-def _print(figures: Mapping[str, dict[str, np.ndarray]], recorded: Mapping[str, Recorded], seeds: int) -> None:
+def _print(figures: Mapping[str, dict[str, np.ndarray]], recorded: Mapping[str, Recorded], took: Mapping[str, float],
+           seeds: int) -> None:
     console = Console()
     table = Table(title=f"optimum / best found, mean of {len(recorded)} spaces and {seeds} seeds ± standard error")
     table.add_column("strategy")
     for at in AT:
         table.add_column(f"{at}", justify="right")
+    table.add_column("ms", justify="right")
     for name in recorded:
         table.add_column(name.replace("_", " "), justify="right")
     whole = {s: by for s, by in figures.items() if s != SEEDED}
     for strategy, by in sorted(whole.items(), key=lambda item: -mean_and_error(item[1], AT[1])[0]):
         cells = [f"{mean:.3f} ±{error:.3f}" for mean, error in (mean_and_error(by, at) for at in AT)]
+        cells.append(f"{took[strategy]:.1f}")
         cells += [" ".join(f"{by[name][:, at - 1].mean():.3f}" for at in AT) for name in recorded]
         table.add_row(strategy, *cells)
     console.print(table)

@@ -55,9 +55,9 @@ def main() -> None:
         worked = not math.isnan(cost)
         entry |= {"time": cost, "times": [cost]} if worked else {"__error__": util.RuntimeFailedConfig()}
         cache[",".join(map(str, point))] = entry
-    space = Searchspace(None, None, None, from_cache={"tune_params": values, "cache": cache})
     optimum = min(cost for cost in costs if not math.isnan(cost))
     for seed in range(first, last):
+        space = Searchspace(None, None, None, from_cache={"tune_params": values, "cache": cache})  # it keeps neighbours
         shares = optimum / np.minimum.accumulate(run(strategy, space, cache, values, seed, evaluations))
         print(json.dumps({"seed": seed, "shares": [float(share) for share in shares]}), flush=True)
 

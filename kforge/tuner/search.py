@@ -142,10 +142,12 @@ class TaskSearch:
 def _numbered(space: Space) -> DiscreteSpace:
     """A parameter of one name is one coordinate whichever template has it: it most often means the same."""
     params = [dict(point.params) for point in space.points]
-    names = dict.fromkeys(name for own in params for name in own)
-    columns: dict[str, list[Attr | None]] = {"template": [p.template for p in space.points],
-                                             "rows": [p.rows for p in space.points]}
-    columns |= {f"parameter {name}": [own.get(name) for own in params] for name in names}
+    columns: dict[str, list[Attr | None]] = {
+        "template": [point.template for point in space.points],
+        "rows": [point.rows for point in space.points],
+    }
+    for name in dict.fromkeys(name for own in params for name in own):
+        columns[f"parameter {name}"] = [own.get(name) for own in params]
     return DiscreteSpace(columns)
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from kforge.core.errors import KforgeError
 from kforge.tuner.strategies import NAMES, make
-from kforge.tuner.strategies.guided import GuidedSearch
 from kforge.tuner.strategies.process import GaussianProcess
 from kforge.tuner.strategies.recorded import Recorded, read
 from kforge.tuner.strategies.replay import replay, seeds_from
@@ -172,19 +171,22 @@ def test_points_that_are_measured_side_by_side_differ_and_are_not_all_of_one_kin
 
 
 def test_what_fails_is_learnt_and_avoided():
-    """Half of the space fails: by chance half of what is proposed would. Fewer than a quarter, at p = 2e-4."""
+    """What takes least lies next to what fails: 15 of 36 points. Of the last 30 in each of three searches less than 19
+    of 90 fail, four standard deviations below chance (37.5, 4.7)."""
     sizes = (1, 2, 4, 8, 16, 32)
     points = list(itertools.product(sizes, sizes, sizes))
     space = DiscreteSpace(dict(zip("xyz", map(list, zip(*points, strict=True)), strict=True)))
-    works = [x * y <= 32 for x, y, _ in points]  # 21 of 36
-    strategy, free, failed = make("guided", space, 0), np.ones(len(space), dtype=bool), []
-    for _ in range(70):
-        point = strategy.ask(free)
-        free[point] = False
-        x, y, z = points[point]
-        strategy.tell(point, 1e-3 / (x * y) * (1 + abs(z - 4)) if works[point] else None)
-        failed.append(not works[point])
-    assert sum(failed[GuidedSearch.DESIGN :]) < len(failed[GuidedSearch.DESIGN :]) / 4
+    failed = 0
+    for seed in range(3):
+        strategy, free = make("guided", space, seed), np.ones(len(space), dtype=bool)
+        for n in range(70):
+            point = strategy.ask(free)
+            free[point] = False
+            x, y, z = points[point]
+            works = x * y <= 32
+            strategy.tell(point, 1e-3 / (x * y) * (1 + abs(z - 4)) if works else None)
+            failed += n >= 40 and not works
+    assert failed < 19
 
 
 def test_a_space_in_which_nothing_ever_works_is_searched_to_its_end():
@@ -218,9 +220,9 @@ def test_chance_is_what_random_search_comes_to(convolution):
 
 
 def test_the_shipped_strategy_is_ahead_of_chance_by_more_than_its_own_spread(convolution):
-    """Four standard errors of its own mean over eight seeds (t with 7 degrees of freedom: one wrong alarm in 400)."""
-    ends = np.array([replay(make("guided", convolution.space, s), convolution, 70)[-1] for s in range(8)])
-    assert ends.mean() - 4 * ends.std(ddof=1) / len(ends) ** 0.5 > chance(convolution, 70)
+    """Four standard errors of its own mean over six seeds (t with 5 degrees of freedom: one wrong alarm in 200)."""
+    ends = np.array([replay(make("guided", convolution.space, s), convolution, 60)[-1] for s in range(6)])
+    assert ends.mean() - 4 * ends.std(ddof=1) / len(ends) ** 0.5 > chance(convolution, 60)
 
 
 def test_another_targets_best_points_come_first_where_they_are_legal(convolution):

@@ -121,7 +121,7 @@ def test_wider_vectors_are_predicted_to_take_less_time_where_arithmetic_decides(
     assert by_width["a8_vnni.cc.j2"] < by_width["a8_avx2.cc.j2"] < by_width["portable.cc.j2"]
 
 
-def test_nothing_is_proposed_twice_seeds_come_first_and_the_nearest_free_point_stands_in(space, tmp_path):
+def test_nothing_is_proposed_twice_and_seeds_come_first(space, tmp_path):
     seeds = [space.default(16), Point("gone.cc.j2", 32, ())]
     search = TaskSearch(space, open_storage(tmp_path), ["a", "b"], seeds)
     seen: list[Point] = []
@@ -159,6 +159,36 @@ def test_a_resumed_study_is_not_told_the_same_point_again(space, tmp_path):
     names = optuna.get_all_study_names(open_storage(tmp_path))
     trials = optuna.load_study(study_name=names[0], storage=open_storage(tmp_path)).trials
     assert [t.value for t in trials] == [math.log(1e-5)]
+
+
+def test_a_resumed_search_knows_what_its_study_holds_before_it_is_told_again(space, tmp_path):
+    """A strategy that was told the same proposes the same."""
+    told = space.points[::7][:30]
+
+    def search(folder):
+        folder.mkdir(exist_ok=True)
+        return TaskSearch(space, open_storage(folder), ["a"], [], seed=3)
+
+    first = search(tmp_path / "first")
+    for n, point in enumerate(told):
+        first.tell(point, {"a": 1e-5 * (1 + n % 5)} if n % 9 else {})
+    resumed = search(tmp_path / "first")
+    known = resumed._strategies["a"]
+    assert (len(known._seconds), len(known._failed)) == (26, 4)
+    for n, point in enumerate(told):
+        resumed.tell(point, {"a": 1e-5 * (1 + n % 5)} if n % 9 else {})
+    assert not set(resumed.propose(3)) & set(told)
+
+
+@pytest.mark.parametrize("strategy", ["tpe", "random"])
+def test_other_strategies_take_the_same_place(space, tmp_path, strategy):
+    search = TaskSearch(space, open_storage(tmp_path), ["a", "b"], [space.default(16)], strategy=strategy)
+    seen = []
+    for _ in range(4):
+        for point in search.propose(4):
+            seen.append(point)
+            search.tell(point, {"a": 1e-5 * (1 + len(seen)), "b": 2e-5})
+    assert len(set(seen)) == len(seen) == 16
 
 
 def test_the_layout_is_chosen_over_all_buckets_together(space, tmp_path):

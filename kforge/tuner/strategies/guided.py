@@ -4,7 +4,7 @@ A kernel's space has several valleys: with shared memory large blocks are best, 
 improvement over the best point so far stays in the valley that was found first, because the others look worse by far
 until somebody goes down them. So some of the points are chosen within a *part* of the space, the points that have one
 value of one parameter, by their expected improvement over the best of that part. Which kind of step comes next is
-decided by what each has brought so far.
+drawn at random.
 """
 
 from __future__ import annotations
@@ -34,23 +34,22 @@ class Step(Enum):
 class GuidedSearch:
     """Begins with a spread design, goes on by expected improvement in the logarithm of time."""
 
-    DESIGN = 12  # points of the design; more where parameters have more values than that
+    DESIGN = 8  # points before there is a model
     POOL = 3000  # points that are looked at for each proposal, beside the neighbours of good ones
     MODELLED = 320  # points that the model is fitted to: the best half of so many, and others
-    POWER = 1.0
     LEADERS = 8  # points whose neighbours are looked at
-    SHARES: ClassVar = {Step.WHOLE: 0.4, Step.PART: 0.45, Step.NEAR: 0.15}
+    SHARES: ClassVar = {Step.WHOLE: 0.3, Step.PART: 0.6, Step.NEAR: 0.1}
 
     def __init__(self, space: DiscreteSpace, seed: int):
         self._space = space
         self._random = np.random.default_rng(seed)
         sizes = np.array([len(space.values[name]) for name in space.names], dtype=float)
-        self._split = sizes ** -self.POWER / np.sum(sizes ** -self.POWER)
+        self._weights = sizes**-2.0 / np.sum(sizes**-2.0)  # of parameters: a switch parts a space more than a size does
         self._design = SpreadDesign(space, self._random)
         self._process = GaussianProcess(space.features.shape[1])
         self._working = GaussianProcess(space.features.shape[1])
         self._seconds: dict[int, float] = {}  # logarithms, of points that worked
-        self._failed: list[int] = []
+        self._failed: dict[int, None] = {}
         self._pending: dict[int, None] = {}
 
     def tell(self, point: int, seconds: float | None) -> None:
@@ -61,7 +60,7 @@ class GuidedSearch:
         else:
             self._design.seen(point)
         if seconds is None:
-            self._failed.append(point)
+            self._failed[point] = None
         else:
             self._seconds[point] = math.log(seconds)
 
@@ -76,13 +75,11 @@ class GuidedSearch:
     def _improving(self, free: np.ndarray) -> int:
         points, times = self._modelled()
         self._fit(points, times)
-        step = self._random.choice(list(self.SHARES), p=list(self.SHARES.values()))
+        step = list(self.SHARES)[self._random.choice(len(self.SHARES), p=list(self.SHARES.values()))]
         inside = np.ones(len(self._space), dtype=bool)
         best = float(times.min())
-        if step is Step.PART:
-            k = int(self._random.choice(len(self._space.names), p=self._split))
-            code = int(self._random.choice(np.unique(self._space.codes[points, k])))
-            inside = self._space.codes[:, k] == code
+        if step is Step.PART and (part := self._part(points, int(points[np.argmin(times)]))) is not None:
+            inside = part
             best = float(times[inside[points]].min())
         leaders = points[inside[points]][np.argsort(times[inside[points]])[: self.LEADERS]]
         inside &= free
@@ -91,6 +88,15 @@ class GuidedSearch:
         if not len(looked_at):
             looked_at = self._pool(free)
         return int(looked_at[np.argmax(self._value(looked_at, best))])
+
+    def _part(self, points: np.ndarray, best: int) -> np.ndarray | None:
+        """Where in the space a parameter has a value that was tried, and is not the best point's, [points], bool."""
+        codes = self._space.codes
+        for k in self._random.choice(len(self._space.names), len(self._space.names), replace=False, p=self._weights):
+            tried = np.unique(codes[points, k])
+            if len(others := tried[tried != codes[best, k]]):
+                return codes[:, k] == self._random.choice(others)
+        return None
 
     def _value(self, points: np.ndarray, best: float) -> np.ndarray:
         """Logarithm of the expected improvement times the chance that it works at all."""
@@ -119,7 +125,7 @@ class GuidedSearch:
             pending = np.array(list(self._pending))
             self._process.assume(features[pending], self._process.predict(features[pending])[0])
         if self._failed:
-            both = np.concatenate([points, np.array(self._failed[-self.MODELLED :])])
+            both = np.concatenate([points, np.array(list(self._failed)[-self.MODELLED :])])
             self._working.fit(features[both], np.repeat([1.0, 0.0], [len(points), len(both) - len(points)]))
 
     def _pool(self, inside: np.ndarray) -> np.ndarray:
