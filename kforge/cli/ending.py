@@ -34,7 +34,8 @@ def ended(command: object) -> int:
         _say(str(error))
         return error.exit_code
     except OSError as error:
-        where = "" if error.filename or _flushes(sys.stdout) else "standard output: "
+        shown = not error.filename and (_by_a_printer(error) or not _flushes(sys.stdout))
+        where = "standard output: " if shown else ""
         _silence(sys.stdout)  # what is still buffered cannot be written either
         _say(f"{where}{sentence_of(error)}")
         return KforgeError.exit_code
@@ -44,6 +45,15 @@ def ended(command: object) -> int:
     except KeyboardInterrupt:
         _say("stopped")
         return _INTERRUPTED
+
+
+def _by_a_printer(error: OSError) -> bool:
+    """Whether it was rich or typer that wrote: of a text longer than the stream's buffer nothing is left to flush."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return str(module).split(".")[0] in ("rich", "typer", "click")
 
 
 def _run(command: object) -> int:
