@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.engine.kernel_set import ChosenKernel
 from kforge.native import Arena, Kernel, Program, Team
@@ -63,8 +62,7 @@ class LocalExecutor:
 
     def load(self, kernel: ChosenKernel) -> Kernel:
         if kernel.candidate_hash not in self._loaded:
-            if not isinstance(kernel.image, Image):
-                raise KforgeError(f"Kernel {kernel.candidate_hash} is of no language that this process runs.")
+            assert isinstance(kernel.image, Image)  # kernels of other languages run isolated only
             self._loaded[kernel.candidate_hash] = Kernel(kernel.image)
         return self._loaded[kernel.candidate_hash]
 

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 MODE = Mode(Phase.DECODE, 1, 1, 64)
 # Other points than the defaults, so that it is these kernels which are stored, found and run.
 POINTS: dict[CallKind, dict[str, int | str]] = {
-    CallKind.DOWN: {"m_tile": 1, "fused": 1}, CallKind.FFN_NORM: {"unroll": 4}, CallKind.ATTENTION: {"heads": 2},
+    CallKind.DOWN: {"m_tile": 1, "fused": 1}, CallKind.ATTN_NORM: {"unroll": 4}, CallKind.ATTENTION: {"heads": 2},
 }
 
 
