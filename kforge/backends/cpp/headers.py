@@ -42,22 +42,16 @@ def place_prelude(work: Path, compiler: Compiler, options: tuple[str, ...]) -> t
     Where it cannot be made, the options include the plain header: slower, and the same code.
     """
     compiled = _compiled(compiler, tuple(o for o in options if not o.startswith("-Wl,") and o not in _LINKING))
-    if compiled is None:
-        return _FOR_SOURCE
-    if compiler.name == "g++":  # found by its name, beside the header
-        (work / f"{PRELUDE}.gch").write_bytes(compiled.read_bytes())
-        return _FOR_SOURCE
-    (work / "prelude.pch").write_bytes(compiled.read_bytes())
-    # The headers that it was made from lay in another folder, and are the same by its key: no need to look for them.
-    return ("-Iinclude", "-Xclang", "-fno-validate-pch", "-include-pch", "prelude.pch")
+    return _FOR_SOURCE if compiled is None else _ahead(work, compiled.read_bytes(), compiler)
 
 
 def _compiled(compiler: Compiler, options: tuple[str, ...]) -> Path | None:
-    """The compiled prelude in the cache, or None when this compiler makes none."""
-    key = stable_hash([compiler.path, compiler.version, list(options), headers_hash()], 32)
+    """The compiled prelude in the cache, or None when this compiler makes none that serves in another folder: an empty
+    file remembers that."""
+    key = stable_hash([compiler.path, compiler.version, list(options), headers_hash(), "tried"], 32)
     stored = cache_dir() / "prelude" / f"{key}.pch"
     if stored.is_file() or key in _refused:
-        return stored if stored.is_file() else None
+        return stored if stored.is_file() and stored.stat().st_size else None
     with draft_folder() as work:
         place(work)
         extra = ("-Xclang", "-fno-pch-timestamp") if compiler.name == "clang++" else ()
@@ -66,8 +60,30 @@ def _compiled(compiler: Compiler, options: tuple[str, ...]) -> Path | None:
             _refused.add(key)
             return None
         with os.fdopen(os.open(work / "prelude.out", os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            store.write_whole(stored, file.read())
-    return stored
+            made = file.read()
+    if not _serves(made, compiler, options):
+        made = b""
+    store.write_whole(stored, made)
+    return stored if made else None
+
+
+def _serves(made: bytes, compiler: Compiler, options: tuple[str, ...]) -> bool:
+    """Whether a source compiles with it elsewhere: old versions of clang look for the headers where they were."""
+    with draft_folder() as work:
+        place(work)
+        (work / "empty.cc").write_text("".join(f"#include <kforge/{name}.h>\n" for name in ("abi", "freestanding", "math")))
+        command = (compiler.path, *options, *_ahead(work, made, compiler), "-c", "empty.cc", "-o", "empty.o")
+        return run(command, work, _LIMITS, compilers.toolchain(compiler)).code == 0
+
+
+def _ahead(work: Path, made: bytes, compiler: Compiler) -> tuple[str, ...]:
+    """Puts a compiled prelude into ``work``; the options that include it."""
+    if compiler.name == "g++":  # found by its name, beside the header
+        (work / f"{PRELUDE}.gch").write_bytes(made)
+        return _FOR_SOURCE
+    (work / "prelude.pch").write_bytes(made)
+    # The headers that it was made from lay in another folder, and are the same by its key: no need to look for them.
+    return ("-Iinclude", "-Xclang", "-fno-validate-pch", "-include-pch", "prelude.pch")
 
 
 def _headers() -> list[Path]:

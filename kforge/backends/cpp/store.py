@@ -39,7 +39,9 @@ def load(folder: Path, key: str, candidate_hash: str) -> Artifact | None:
             return None
         given = entry["report"]
         mix = tuple((str(name), int(count)) for name, count in given["instruction_mix"])
-        report = CompilerReport(**{**given, "flags": tuple(given["flags"]), "instruction_mix": mix})
+        resources = tuple((str(name), int(count)) for name, count in given.get("resources", ()))
+        report = CompilerReport(**{**given, "flags": tuple(given["flags"]), "instruction_mix": mix,
+                                   "resources": resources})
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Artifact("cpp", candidate_hash, data, ABI_VERSION, report)
