@@ -100,11 +100,6 @@ def test_traps_and_computed_jumps_are_refused(opcode: str) -> None:
     assert mix.of_sass(SASS.replace("FFMA R5, R5, R21, RZ", opcode)).refused == opcode.partition(" ")[0]
 
 
-def test_the_assemblers_own_trap_beside_tensor_memory_is_admitted() -> None:
-    trapped = SASS.replace("FFMA R5, R5, R21, RZ", "BPT.TRAP 0x1")
-    assert mix.of_sass(trapped.replace("STL [R1], R5", "UTCATOMSW.FIND_AND_SET.ALIGN UP0, UR4, UR4")).refused == ""
-
-
 GCN = """norm:                               ; @norm
 	s_load_b256 s[4:11], s[0:1], 0x0
 .LBB0_1:

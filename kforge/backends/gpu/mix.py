@@ -92,10 +92,8 @@ def _lines(text: str, instruction: re.Pattern[str]) -> Iterator[_Instruction | s
 def _mix(lines: list[_Instruction | str], table: tuple[tuple[str, str], ...], never: re.Pattern[str],
          branch: str) -> Mix:
     known = [(name, re.compile(pattern)) for name, pattern in table]
-    # Where tensor memory is used (UTC...), NVIDIA's assembler itself traps when it cannot be had.
-    guarded = any(isinstance(line, _Instruction) and line.opcode.startswith("UTC") for line in lines)
     refused = next((line.opcode for line in lines if isinstance(line, _Instruction) and never.match(line.opcode)
-                    and "DEALLOC_VGPRS" not in line.rest and not (guarded and line.opcode == "BPT.TRAP")), "")
+                    and "DEALLOC_VGPRS" not in line.rest), "")
     body, loop = _main_loop(lines, known, re.compile(branch))
     count: Counter[str] = Counter()
     load = 0
