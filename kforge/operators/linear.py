@@ -73,11 +73,11 @@ class Linear(Operator):
 
     Bound. With d_w, u and m the weight's parts, ``scale = sum_k |x| (|d_w (u - offset)| + |m|) + |bias|``; for ``a8``
     x is the *quantised* activation, which the reference takes over to the bit, so that only accumulation is in the
-    bound; for ``a8_token``, whose group is all of K, and for ``bf16``, which rounds each x, likewise. The sum has as many terms as a row of x has non-zero
-    values (f32) or, as integer dot products are exact, two for each group with a non-zero integer (a8, a8_token; q6_k:
-    four): ``n`` below. A few further roundings (of the weight, of the integer sum, of d_w d_a, of the bias) are in the
-    constant of ``sum_error``. Of what underflows, f32 loses K products; int8 activations lose d_w d_a, an error that
-    the integers multiply, 127 times the largest code for each k:
+    bound; for ``a8_token``, whose group is all of K, and for ``bf16``, which rounds each x, likewise. The sum has as
+    many terms as a row of x has non-zero values (f32, bf16) or, as integer dot products are exact, two for each group
+    with a non-zero integer (a8, a8_token; q6_k: four): ``n`` below. A few further roundings (of the weight, of the
+    integer sum, of d_w d_a, of the bias) are in the constant of ``sum_error``. Of what underflows, f32 loses K
+    products; int8 activations lose d_w d_a, an error that the integers multiply, 127 times the largest code for each k:
 
         E = sum_error(n) scale + underflow(K, or 127 codes K);   |out - ref| <= u |ref| + E           (none)
         u |ref| + E + 2u |residual|                                                             (residual)

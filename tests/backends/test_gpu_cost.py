@@ -93,6 +93,13 @@ def test_stages_that_fit_are_told() -> None:
     assert found["stages"] == 3 and found["stages_that_fit"] == 232448 * 3 // 60_000
 
 
+def test_without_a_clock_instructions_are_not_timed_and_the_report_says_so() -> None:
+    b200 = load_target("nvidia-b200")
+    assert b200.gpu is not None and b200.gpu.clock_hz is None
+    found = predicted(entry(loop_instructions=4000), ("1184",), target=b200)
+    assert found.bound != "issue" and any("clock of nvidia-b200" in note for note in found.notes)
+
+
 def test_without_limits_there_is_no_prediction() -> None:
     assert H200.gpu is not None
     bare = dataclasses.replace(H200, gpu=dataclasses.replace(H200.gpu, registers_per_unit=None))

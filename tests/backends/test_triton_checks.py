@@ -19,7 +19,8 @@ from kforge.targets import load_target
 
 pytest.importorskip("triton")
 
-SEEDS = (11, 12)  # what `inputs` arranges in turn from seed to seed shows in one of them
+SEED = 11
+AGAIN = (Distribution.NORMAL, Distribution.SPARSE, Distribution.SPARSE)  # what chance arranges: signs of zeros, places
 FOUND = {FailureClass.INCORRECT, FailureClass.FENCE, FailureClass.CRASH, FailureClass.NONDETERMINISTIC,
          FailureClass.INPUT_MODIFIED}
 _answers = Answers()
@@ -27,9 +28,8 @@ _answers = Answers()
 
 def cases_of(base: Base) -> list[Case]:
     """Every distribution at the base's problem, rows strided in turn; the first is run twice."""
-    kinds = [*Distribution]
-    return [Case(base.workload, SEEDS[i % 2], kind, strided=i % 2 == 1, repeated=i == 0)
-            for i, kind in enumerate([*kinds, *kinds[:3]])]
+    return [Case(base.workload, SEED + i, kind, strided=i % 2 == 1, repeated=i == 0)
+            for i, kind in enumerate([*Distribution, *AGAIN])]
 
 
 def verdict(candidate: Candidate, base: Base) -> CheckResult | Failure:

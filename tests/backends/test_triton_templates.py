@@ -51,7 +51,8 @@ def problems() -> list[Problem]:
             for epilogue in ("residual", "silu_gate"):
                 made.append(Problem.of("linear", epilogue=epilogue, bias=1, rows=32, **common))
             for source, epilogue in (("token", "silu_gate"), ("slot", "none")):
-                made.append(Problem.of("moe_linear", E=5, k=2, input=source, epilogue=epilogue, bias=0, rows=64, **common))
+                made.append(Problem.of("moe_linear", E=5, k=2, input=source, epilogue=epilogue, bias=0, rows=64,
+                                       **common))
         made.append(Problem.of("embedding", V=90, H=k, weight=weight, rows=16))
     for kv in ("f32", "bf16", "f16", "i8"):
         for style in ("norm", "neox"):

@@ -1,7 +1,7 @@
 """Mistakes that people and models make in Triton kernels, each planted in a shipped template's rendered source.
 
-A fault is one textual change of a base's source: a mask, a stride, a scale, a page, a tail. ``bases`` has small problems
-of every operator that has templates, with the parameters that they are rendered with.
+A fault is one textual change of a base's source: a mask, a stride, a scale, a page, a tail. ``bases`` has small
+problems of every operator that has templates, with the parameters that they are rendered with.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ faults = [
     Fault("gather_rows", "stride taken for the width", "row * x_stride", "row * H"),
     Fault("gather_rows", "unmasked tail", "inside = h < H", "inside = h < H + 4"),
     Fault("gather_rows", "mask one short", "inside = h < H", "inside = h < H - 1"),
-    Fault("gather_rows", "block one off", "tl.program_id(1) * 256", "tl.program_id(1) * 255"),
+    Fault("gather_rows", "block one off", "tl.program_id(1) * 256", "tl.program_id(1) * 257"),
 
     Fault("argmax", "last of equals", "2147483647 - index", "index"),
     Fault("argmax", "NaN above all", "rising, -2147483648)", "rising, 2147483647)"),
@@ -185,7 +185,7 @@ faults = [
     Fault("linear bf16", "scale one exponent off", "(e - 1) << 23", "e << 23"),
     Fault("linear bf16", "denormal scales flushed", "0x200000 << (e & 1)", "0 * e"),
     Fault("linear bf16", "sign of a code left out", "(u & 8) << 12", "(u & 0) << 12"),
-    Fault("linear bf16", "rows of the first tile of a panel", "row_gate // 16 *", "0 *"),
+    Fault("linear bf16", "rows of the first tile of a panel", "row_up // 16 *", "0 *"),
     Fault("linear bf16", "unmasked columns", "inside_c = c[:, None] < WIDTH", "inside_c = c[:, None] < WIDTH + 4"),
     Fault("linear bf16", "stride taken for the width", "at * out_stride", "at * WIDTH"),
     Fault("linear f32", "rounded to bf16", "(rest - middle).to(tl.bfloat16)", "(rest - rest).to(tl.bfloat16)"),
@@ -198,7 +198,8 @@ faults = [
     Fault("moe_linear", "row of the slot, not of its token", "plane_row = slot // 2",
           "plane_row = tl.minimum(slot, T - 1)"),
     Fault("moe_linear", "tile one expert on", "behind <= tile_m", "behind < tile_m"),
-    Fault("moe_linear", "slots of the next expert", "m[None, :] < end_m", "m[None, :] < end_m + 1"),
+    Fault("moe_linear", "slots of the next expert", "tl.where(mine, ends, 0), axis=0)",
+          "tl.where(mine, ends, 0), axis=0) + 1"),
     Fault("moe_linear", "written in order, not to slots", "out + slot[None, :]", "out + m[None, :]"),
     Fault("moe_linear", "gate not limited", "gate = tl.where(acc_gate > 7.0, 7.0, acc_gate)", "gate = acc_gate"),
 
@@ -217,7 +218,8 @@ faults = [
     Fault("decode window", "scale of k left out", "scores *= tl.load(k_scale", "scores *= 1.0 + 0.0 * tl.load(k_scale"),
     Fault("decode window", "scale of another head", "v_scale += head * P", "v_scale += 0 * P"),
     Fault("prefill", "own position unseen", "n[None, :] <= own[:, None]", "n[None, :] < own[:, None]"),
-    Fault("prefill", "no causal mask", "scores = tl.where((n[None, :] <= own[:, None])", "scores = tl.where((n[None, :] < high)"),
+    Fault("prefill", "no causal mask", "scores = tl.where((n[None, :] <= own[:, None])",
+          "scores = tl.where((n[None, :] < high)"),
     Fault("prefill", "NaN reaches queries before it", "if lost:", "if lost & False:"),
     Fault("prefill", "wrong row of queries", "q + row[:, None] * q_stride", "q + (row[:, None] - 1) * q_stride"),
     Fault("prefill", "head of another group", "k_cache += head * (D * P)", "k_cache += 0 * (D * P)"),

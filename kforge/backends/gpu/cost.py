@@ -99,6 +99,8 @@ def report(binary: DeviceBinary, workload: Workload, target: Target) -> StaticRe
         notes.append(f"a thread spills {resources['spill_bytes']} bytes: their traffic is not in the time")
     if dict(entry.mix).get("load_global", 0) + dict(entry.mix).get("copy_async", 0) == 0:
         notes.append("the main loop loads nothing that could be seen: how often it runs is not known")
+    if _gpu(target).clock_hz is None:
+        notes.append(f"the clock of {target.name} is not published: issuing instructions is not timed")
     if entry.kind == "hsaco":
         notes.append("instructions are the compiler's assembly's: there is no disassembler for AMD here")
     return StaticReport(tuple(shown), entry.mix, at.residency.occupancy, sum(p.seconds for p in parts),
@@ -132,9 +134,10 @@ def _predicted(launch: Launch, entry: Entry, workload: Workload, target: Target,
     instructions = resources["loop_instructions"]
     if target.vendor == "AMD":
         instructions -= sum(n for name, n in entry.mix if name in _SCALAR)
-    rate = _ISSUE[entry.warp][target.vendor] * _known(gpu.clock_hz, "clock_hz", target)
     busy = min(count, target.cores)
-    times["issue"] = passes * count * entry.warps * instructions / (busy * rate)
+    if gpu.clock_hz is not None:
+        rate = _ISSUE[entry.warp][target.vendor] * gpu.clock_hz
+        times["issue"] = passes * count * entry.warps * instructions / (busy * rate)
     if main:
         name, peak = _peak(entry, target)
         times[name] = sum(n for _, n in cost.operations) / (peak * busy / target.cores) if peak else 0.0

@@ -42,7 +42,7 @@ _CHILD = Path(__file__).resolve().parent / "child"
 class BuildLimits:
     """Bounds of one compilation."""
 
-    seconds: float = 120.0
+    seconds: float = 240.0
     memory_bytes: int = 12 << 30  # of address space, of which the compiler's own code takes half a gigabyte
     output_bytes: int = 64 << 20
 

@@ -281,6 +281,8 @@ def install():
     builder.ternary_op = _ternary(builder.ternary_op)
     builder.create_fma = _fma(builder.create_fma)
     builder.create_dot = _dot
+    if not hasattr(builder, "get_bf16"):  # of 3.6: constants of the type
+        builder.get_bf16 = lambda self, value: _narrowed(np.array([value], dtype=np.float64), tl.bfloat16)
     for name in ("create_erf", "create_rsqrt", "create_idiv"):
         if hasattr(builder, name):
             setattr(builder, name, _unary(getattr(builder, name)))
