@@ -101,7 +101,7 @@ def test_a_broken_file_is_named_with_its_field(tmp_path, message, change):
 
 
 def test_unknown_and_missing_targets_are_named(tmp_path):
-    with pytest.raises(KforgeError, match="unknown target 'zen9': one of amd-mi300x, "):
+    with pytest.raises(KforgeError, match="unknown target 'zen9': one of amd-mi250x, "):
         load_target("zen9")
     with pytest.raises(KforgeError, match="no target file"):
         load_target(tmp_path / "none.toml")
