@@ -112,7 +112,8 @@ def _prefixes(batch: _Batch, page: int, seed: int) -> dict[int, _Prefix]:
     for s in range(1, len(whole)):
         giver = int(rng.integers(0, s))
         most = int(min(whole[s], whole[giver]))
-        pages = int(rng.choice([most, most, most, 0, *(int(n) for n in rng.integers(0, most + 1, 2))]))
+        fewer, kind = int(rng.integers(0, most + 1)), int(rng.integers(0, 6))
+        pages = 0 if kind == 0 else fewer if kind < 3 else most
         if pages:
             made[s] = _Prefix(giver, pages)
     return made
