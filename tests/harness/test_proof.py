@@ -52,7 +52,7 @@ def test_the_runner_confines_as_a_user_and_as_root_of_a_container_without_privil
         shutil.copy(runner(), base / "runner")
         (start := base / "start").write_text(f'#!/bin/sh\nexec /usr/bin/setpriv {options} {base}/runner "$@"\n')
         start.chmod(0o755)
-        monkeypatch.setattr("kforge.harness.zygote.runner", lambda: start)
+        monkeypatch.setattr("kforge.harness.zygote.runner_of", lambda backend: start)
         facts = proof._prove_run([0])
     assert facts.survived == () and Layer.FILTER in facts.layers
     user = "reuid" in options
