@@ -211,7 +211,7 @@ def meaning_of(template: Template) -> str:
     """Equal for templates that mean the same, whatever they and their parts are called. Raises TemplateError."""
     source = source_of(template)
     parts = {name: stable_hash(text) for name, text in source.texts.items() if name != source.main}
-    return meaning(template.path, _renamed(source.text, parts))
+    return meaning(template.path, _renamed(source.text, parts), template.header)
 
 
 def _around(source: Source, error: TemplateError) -> str:

@@ -27,13 +27,14 @@ _WORDS = _USED_BEHIND | frozenset(re.findall(r"\w+", """
     range loop min max fmt target layout lanes kf kforge_kernel kforge_scratch_bytes kf_launch kf_tensor"""))
 
 
-def meaning(path: str, text: str) -> str:
-    """A hash that renaming, reformatting, commenting and other defaults do not change. Raises TemplateError.
+def meaning(path: str, text: str, header: Header | None = None) -> str:
+    """A hash that renaming, reformatting, commenting and other defaults do not change. ``header``: where the text's own
+    only names a part that has it. Raises TemplateError.
 
     Names count as the template's own where they are declared in it; what it includes and what the headers and the
     compiler offer keep their names. Missing a duplicate costs a trial, so doubt makes two templates different.
     """
-    header = parse(path, text)
+    header = header or parse(path, text)
     body = _COMMENT.sub(lambda found: found[1] or " ", text[text.index("#}") + 2:])
     tokens = list(_tokens(body))
     given = set(get(header.operator).static_axes)

@@ -164,9 +164,10 @@ def _reached(kernel: KernelRecord, target: Target) -> float | None:
 
 
 def _unmeasured(situation: Situation, targets: Iterable[Target]) -> Transfer | None:
-    """The most demanding shipped template that does not serve here and does on another target."""
+    """The most demanding shipped template that does not serve here and does on another target of this kind: without a
+    measurement a GPU's kernel says little of a processor."""
     problem, own = situation.task.at(situation.task.rows_choices()[0]), situation.target
-    there = sorted(targets, key=lambda target: target.name)
+    there = sorted((target for target in targets if target.kind == own.kind), key=lambda target: target.name)
     try:
         shipped = sorted(templates.load(problem.operator), key=lambda t: (-t.demand, t.path))
         for template in shipped:

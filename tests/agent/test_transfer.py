@@ -74,7 +74,8 @@ def test_own_kernels_those_of_unknown_targets_and_those_for_other_formats_are_no
     other = Problem.of("linear", **{**dict(LINEAR.static), "weight": "q8_0"}).with_rows(32)
     accept(registry, INTEL, 0.9, other, M=8)
     assert Abroad(registry).best(norm_story().situation) is None
-    assert Abroad(registry).best(linear_story().situation) is None
+    unmeasured = Abroad(registry).best(linear_story().situation)  # a shipped template for other processors
+    assert unmeasured is not None and SOURCE not in unmeasured.source and unmeasured.template == "a8_i8mm"
 
 
 def test_a_target_that_the_user_wrote_down_is_known(registry: Registry) -> None:

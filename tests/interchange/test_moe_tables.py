@@ -166,7 +166,7 @@ def test_weights_that_kforge_has_not_give_no_seeds_and_say_so(tmp_path: Path) ->
 
 def test_a_device_that_no_target_describes_is_never_guessed() -> None:
     """An H100 of another form is another device."""
-    for device in ("NVIDIA_H100", "NVIDIA_H100_PCIe", "NVIDIA_A100-SXM4-80GB"):
+    for device in ("NVIDIA_H100", "NVIDIA_H100_PCIe", "NVIDIA_A100-PCIE-40GB"):
         with pytest.raises(KforgeError, match=f"{device}.*--target"):
             moe_seeds.target_of(device)
 

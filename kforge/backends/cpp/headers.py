@@ -71,7 +71,8 @@ def _serves(made: bytes, compiler: Compiler, options: tuple[str, ...]) -> bool:
     """Whether a source compiles with it elsewhere: old versions of clang look for the headers where they were."""
     with draft_folder() as work:
         place(work)
-        (work / "empty.cc").write_text("".join(f"#include <kforge/{name}.h>\n" for name in ("abi", "freestanding", "math")))
+        names = ("abi", "freestanding", "math")
+        (work / "empty.cc").write_text("".join(f"#include <kforge/{name}.h>\n" for name in names))
         command = (compiler.path, *options, *_ahead(work, made, compiler), "-c", "empty.cc", "-o", "empty.o")
         return run(command, work, _LIMITS, compilers.toolchain(compiler)).code == 0
 
