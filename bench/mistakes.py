@@ -271,7 +271,7 @@ def _common_pages() -> Subject:
     problem = Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=32, kv="f16")
     wrong = {"rows with equal first pages taken for equal": on(_first_page_decides),
              "a chunk too many taken for common": on(_chunk_too_many), "newest position missing": on(_shorter)}
-    work = Workload.of(problem, T=8, S=8, B=32, pages=8 * 32, max_context=1024)
+    work = Workload.of(problem, T=8, S=8, B=16, pages=8 * 16, max_context=512)
     return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _STALE = (Distribution.HEAVY_TAIL, Distribution.LARGE)
 # Queries follow the distribution of keys and values; with the others they are normal.
 _SAME_QUERIES = (Distribution.HEAVY_TAIL, Distribution.POSITIVE, Distribution.NEGATIVE, Distribution.TINY)
+_APART = (Distribution.NORMAL, Distribution.EQUAL)  # sequences whose pages are their own, whatever the seed
 _FAR_SINKS = (1e4, -1e4, 95.0)  # all of the weight, none of it, and so much that the rest is denormal
 # Normal values times this. Of integers the scale is normal: its products with weights below one are not.
 _DENORMAL = {DType.F32: 1e-40, DType.BF16: 2e-39, DType.F16: 1e-5, DType.I8: 1e-36}
@@ -44,7 +45,8 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
     does not say: ONE_HOT gives each position its value in a single component of v, in turn, so that every component is
     a sum of few terms, in which each position weighs; CANCEL has positions in pairs with equal k and opposite v.
 
-    With an even seed, and a distribution other than NORMAL, sequences have their first pages in common (``_prefixes``).
+    With an even seed, and a distribution other than NORMAL and EQUAL, sequences have their first pages in common
+    (``_prefixes``).
     With a window, what no query sees in front of it holds poison too, and every other sequence has given back the pages
     that hold nothing else to it. Sinks weigh about as much as all positions together; ``_sinks`` has the exceptions."""
     import numpy as np
@@ -55,7 +57,8 @@ def attention_inputs(workload: Workload, seed: int, distribution: Distribution) 
     table = np.full((axes["S"], axes["B"]), -1, np.int32)
     order = rng.permutation(axes["pages"]).astype(np.int32)
     shared, used = np.zeros(axes["S"], np.int64), 0
-    prefixes = _prefixes(batch, p.page, seed) if seed % 2 == 0 and distribution is not Distribution.NORMAL else {}
+    apart = distribution in _APART or seed % 2 == 1
+    prefixes = {} if apart else _prefixes(batch, p.page, seed)
     for s, pages in enumerate((-(-batch.context // p.page)).tolist()):
         if s in prefixes:
             shared[s] = prefixes[s].pages
