@@ -152,7 +152,7 @@ def test_a_models_template_for_an_imported_operator_competes(tmp_path: Path) -> 
     with FakeModelServer(*steps).running() as server:
         env |= {"KFORGE_HOME": str(home), "OPENAI_API_KEY": "sk-test", "OPENAI_BASE_URL": f"{server.url}/v1"}
         command = [sys.executable, "-m", "kforge.cli.main", "tune", "only_relu", "--agent", "openai:some-model",
-                   "--max-tokens", "400000", "--max-calls", "2", "--budget", "40s", "--runs-dir",
+                   "--max-tokens", "400000", "--max-calls", "2", "--budget", "80s", "--runs-dir",
                    str(tmp_path / "runs")]
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
