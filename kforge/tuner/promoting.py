@@ -56,7 +56,7 @@ def calling(problem: Problem, options: TuneOptions) -> TuneOptions:
     static, act = dict(problem.static), options.act
     if "act" in static:
         weight = WeightFormat(problem.str("weight"))
-        act = act if weight.act(act) == static["act"] else next(a for a in ACTS if weight.act(a) == static["act"])
+        act = next((a for a in (act, *ACTS) if weight.act(a) == static["act"]), act)  # some no step of an engine takes
     return dataclasses.replace(options, kv=str(static.get("kv", options.kv)), act=act)
 
 

@@ -187,6 +187,8 @@ def test_folders_of_the_cache_are_models_too(tmp_path: Path, monkeypatch: pytest
     (Problem.of("linear", K=64, N=64, weight="int8_channel", act="f32", epilogue="none", bias=0, rows=32), "f16",
      "f32"),
     (Problem.of("linear", K=64, N=64, weight="bf16", act="f32", epilogue="none", bias=0, rows=32), "f16", "a8"),
+    (Problem.of("linear", K=64, N=64, weight="bf16", act="bf16_dot", epilogue="none", bias=0, rows=32), "f16", "bf16"),
+    (Problem.of("linear", K=64, N=64, weight="bf16", act="bf16", epilogue="none", bias=0, rows=32), "f16", "a8"),
     (Problem.of("rms_norm", H=64, residual=0), "f16", "a8"),
 ])
 def test_a_kernel_is_promoted_in_an_engine_that_calls_it(problem: Problem, kv: str, act: str):
