@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kforge.core.dtypes import DType
 from kforge.core.workload import Workload
 from kforge.operators import Operator
-from kforge.operators.numerics import narrow, widen
+from kforge.operators.numerics import rounded_bf16
 
 Arrays = Mapping[str, np.ndarray]
 Kernel = Callable[[Operator, Workload, Arrays, np.random.Generator], Mapping[str, np.ndarray]]
@@ -82,7 +81,7 @@ def same(x: np.ndarray) -> np.ndarray:
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
-    return widen(narrow(x.astype(F), DType.BF16), DType.BF16).astype(F)
+    return rounded_bf16(x.astype(F))
 
 
 def to_f16(x: np.ndarray) -> np.ndarray:
