@@ -80,14 +80,14 @@ class Zygote:
         self, arena_bytes: int, reserve_bytes: int, source: SharedMemory, segments: Sequence[ArenaSegment],
         backend: str = "cpp",
     ) -> None:
+        program = runner_of(backend)  # first, because it may not be to be had: then nothing is left open
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Where a device's driver may unpack what it is given. A runner of native kernels needs no folder.
         self._folders = contextlib.ExitStack()
         folder = "/" if backend == "cpp" else str(self._folders.enter_context(draft_folder()))
         with theirs:
             self._process = subprocess.Popen(
-                [str(runner_of(backend)), str(theirs.fileno())], env={}, cwd=folder,
-                pass_fds=[theirs.fileno()],
+                [str(program), str(theirs.fileno())], env={}, cwd=folder, pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )
         self._socket = ours
