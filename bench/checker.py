@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.mistakes import Kernel, Subject, subjects
+from bench.alterations import Kernel, Subject
+from bench.mistakes import subjects
 from kforge.core.workload import Workload
 from kforge.harness.cases import plan_cases
 from kforge.harness.quantiles import proportion_upper

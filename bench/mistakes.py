@@ -8,80 +8,33 @@ held against the bound, the weaker of the two gates: an *exact* kernel may not d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from kforge.core.dtypes import DType, WeightFormat
+from bench import attention_mistakes
+from bench.alterations import (
+    TOO_LARGE,
+    Arrays,
+    F,
+    Kernel,
+    Subject,
+    after,
+    altered,
+    dropped,
+    fast_exp,
+    flushed,
+    input_mistakes,
+    on,
+    same,
+    specified,
+    to_bf16,
+    to_f16,
+)
+from kforge.core.dtypes import WeightFormat
 from kforge.core.workload import Problem, Workload
 from kforge.operators import Operator, get, layouts
 from kforge.operators.experts import Grouping, grouped
-from kforge.operators.kv_cache import KvProblem
-from kforge.operators.numerics import narrow, quantize_a8, widen
-
-Arrays = Mapping[str, np.ndarray]
-Kernel = Callable[[Operator, Workload, Arrays, np.random.Generator], Mapping[str, np.ndarray]]
-F = np.float32
-
-
-@dataclass(frozen=True)
-class Subject:
-    """An operator at one workload with its honest and its wrong kernels, each by name."""
-
-    workload: Workload
-    honest: Mapping[str, Kernel]
-    wrong: Mapping[str, Kernel]
-
-
-def specified(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
-    return op.spec(w, given)
-
-
-def on(change: Callable[[Workload, Arrays, np.random.Generator], Arrays]) -> Kernel:
-    """The specification on inputs of which some are replaced."""
-    return lambda op, w, given, rng: op.spec(w, {**given, **change(w, given, rng)})
-
-
-def after(change: Callable[[np.ndarray], np.ndarray], *names: str) -> Kernel:
-    """The specification with its outputs changed (all, or those named)."""
-    return lambda op, w, given, rng: {n: change(v) if not names or n in names else v
-                                      for n, v in op.spec(w, given).items()}
-
-
-def flushed(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) < F(2.0**-126), F(0), x)
-
-
-def altered(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Kernel:
-    return on(lambda w, given, rng: {name: np.ascontiguousarray(change(given[name]), given[name].dtype)})
-
-
-def input_mistakes(name: str) -> dict[str, Kernel]:
-    """What is right for some inputs only."""
-    return {
-        "NaN taken for 0": altered(name, lambda x: np.where(np.isnan(x), F(0), x)),
-        "infinity clamped": altered(name, lambda x: np.where(np.isinf(x), np.sign(x) * F(3e38), x)),
-        "denormals flushed": altered(name, flushed),
-        "right for positive inputs": altered(name, np.abs),
-        "right for negative inputs": altered(name, lambda x: -np.abs(x)),
-        "right below 100": altered(name, lambda x: np.clip(x, -100, 100)),
-        "right above 1e-5": altered(name, lambda x: np.where(np.abs(x) < 1e-5, F(0), x)),
-    }
-
-
-def dropped(name: str) -> Kernel:
-    """One column, a term of every sum, is left out."""
-
-    def change(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
-        x = given[name].copy()
-        x[:, rng.integers(0, x.shape[1])] = 0
-        return {name: x}
-
-    return on(change)
-
-
-TOO_LARGE = after(lambda out: (out * F(1.001)).astype(out.dtype))
-
+from kforge.operators.numerics import quantize_a8
 
 # linear -------------------------------------------------------------------------------------------------------------
 
@@ -110,18 +63,6 @@ def _multiplied(rounded: Callable[[np.ndarray], np.ndarray], chunk: int, values:
     return kernel
 
 
-def same(x: np.ndarray) -> np.ndarray:
-    return x
-
-
-def to_bf16(x: np.ndarray) -> np.ndarray:
-    return widen(narrow(x.astype(F), DType.BF16), DType.BF16).astype(F)
-
-
-def to_f16(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float16).astype(F)
-
-
 def _linear(weight: str, act: str, m: int) -> Subject:
     problem = Problem.of("linear", K=2048, N=48, weight=weight, act=act, epilogue="none", bias=0, rows=16)
     honest = {"specification": specified, "one accumulator": _multiplied(same, 1, same),
@@ -136,143 +77,6 @@ def _linear(weight: str, act: str, m: int) -> Subject:
         wrong["operands rounded to bf16"] = _multiplied(same, 64, to_bf16) if weight == "q8_0" else _multiplied(
             same, 64, lambda v: v if v.shape[0] == 48 else to_bf16(v))
     return Subject(Workload.of(problem, M=m), honest, wrong)
-
-
-# attention ----------------------------------------------------------------------------------------------------------
-
-
-def _attention(exp: Callable[[np.ndarray], np.ndarray], p_type: Callable[[np.ndarray], np.ndarray] = same,
-               longer: int = 0) -> Kernel:
-    """softmax(q k^T) v in float32, in one pass over all positions, with a window that is ``longer`` than it should."""
-
-    def kernel(op: Operator, w: Workload, given: Arrays, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
-        p = w.problem
-        heads, kv_heads, d = p.int("Hq"), p.int("Hkv"), p.int("D")
-        window = p.int("window") + longer
-        sinks = given.get("sinks", np.empty(0, F)).reshape(kv_heads, heads // kv_heads, p.int("sinks"))
-        nothing = np.zeros((p.int("sinks"), d), F)
-        k_cache, v_cache = (part.astype(F) for part in KvProblem.of(p).widened(given))
-        q = given["q"].reshape(-1, kv_heads, heads // kv_heads, d)
-        out = np.empty_like(q)
-        for s, length in enumerate(given["context"]):
-            first, last = given["query_start"][s:s + 2]
-            j = np.arange(length)
-            page, slot = given["block_table"][s][j // p.int("P")], j % p.int("P")
-            k, v = k_cache[page, :, :, slot], v_cache[page, :, slot]
-            for t in range(first, last):
-                seen = length - (last - t) + 1
-                low = max(seen - window, 0) if window else 0
-                for g in range(kv_heads):
-                    scores = (q[t, g] @ k[low:seen, g].T) * F(op.given_scalars(w, given)[0])
-                    scores, values = np.hstack([scores, sinks[g]]), np.vstack([v[low:seen, g], nothing])
-                    weights = p_type(exp(scores - scores.max(axis=1, keepdims=True)))
-                    out[t, g] = (weights @ values) / weights.sum(axis=1, keepdims=True)
-        return {"out": out.reshape(given["q"].shape)}
-
-    return kernel
-
-
-def _position(change: str) -> Kernel:
-    """One position of the longest sequence: its value is another's (stale), or it is not there (dropped)."""
-
-    def kernel(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
-        p, window = w.problem.int("P"), w.problem.int("window")
-        s = int(given["context"].argmax())
-        length = int(given["context"][s])
-        queries = int(given["query_start"][s + 1] - given["query_start"][s])
-        low = max(length - queries - window + 1, 0) if window else 0
-        among = max(length - queries + 1 - low, 1)
-        at, other = (low + int(j) for j in rng.choice(among, 2, replace=among < 2))
-        v = given["v_cache"].copy()
-        page = given["block_table"][s]
-        v[page[at // p], :, at % p] = 0 if change == "dropped" else v[page[other // p], :, other % p]
-        return {"v_cache": v}
-
-    return on(kernel)
-
-
-def _shorter(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
-    """The newest position is not yet there for those who read."""
-    context = given["context"] - (given["context"] > np.diff(given["query_start"]))
-    return {"context": context.astype(np.int32)}
-
-
-def _rotated_heads(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
-    return {n: np.ascontiguousarray(np.roll(given[n], 1, axis=1)) for n in ("k_cache", "v_cache")}
-
-
-def _fast_exp(x: np.ndarray) -> np.ndarray:
-    """A relative error of up to 1e-3 that depends on the argument."""
-    return np.exp(x) * (1 + F(1e-3) * np.sin(50 * x))
-
-
-def _paged_attention(t: int, s: int) -> Subject:
-    problem = Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=32, kv="f16")
-    wrong = {"one stale KV entry": _position("stale"), "one position dropped": _position("dropped"),
-             "newest position missing": on(_shorter), "heads rotated": on(_rotated_heads), "times 1.001": TOO_LARGE,
-             "scale off by 1e-3": altered("q", lambda q: q * F(1.001)), "exp off by 1e-3": _attention(_fast_exp),
-             "weights in bf16": _attention(np.exp, to_bf16),
-             "NaN taken for 0": on(lambda w, given, rng: {n: np.where(np.isnan(given[n]), np.float16(0), given[n])
-                                                          for n in ("k_cache", "v_cache")}),
-             "denormals flushed": altered("v_cache", lambda v: np.where(np.abs(v) < 2.0**-14, np.float16(0), v)),
-             "right for positive inputs": altered("v_cache", np.abs)}
-    work = Workload.of(problem, T=t, S=s, B=16, pages=16 * s, max_context=512)
-    return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
-
-
-def _window_and_sinks(t: int, s: int) -> Subject:
-    problem = Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=32, kv="f16", window=100, sinks=1)
-    wrong = {"window one too long": _attention(np.exp, longer=1), "window one too short": _attention(np.exp, longer=-1),
-             "window ignored": _attention(np.exp, longer=1 << 20),
-             "sinks ignored": altered("sinks", lambda x: np.full_like(x, -np.inf)),
-             "sinks taken for 0": altered("sinks", np.zeros_like),
-             "sinks scaled": altered("sinks", lambda x: x * F(0.125)),
-             "sinks of the next head": altered("sinks", lambda x: np.roll(x, 1)),
-             "NaN among sinks ignored": altered("sinks", lambda x: np.where(np.isnan(x), -F(np.inf), x)),
-             "sinks right below 20": altered("sinks", lambda x: np.minimum(x, F(20))),
-             "one position dropped": _position("dropped"), "weights in bf16": _attention(np.exp, to_bf16)}
-    work = Workload.of(problem, T=t, S=s, B=16, pages=16 * s, max_context=512)
-    return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
-
-
-def _scaled(t: int, s: int) -> Subject:
-    problem = Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=32, kv="i8")
-    wrong = {f"scale of {part} {what}": altered(f"{part}_scale", change) for part in "kv" for what, change in (
-        ("off by 1e-3", lambda x: x * F(1.001)), ("of the next position", lambda x: np.roll(x, 1, axis=2)),
-        ("of the next head", lambda x: np.roll(x, 1, axis=1)), ("ignored", np.ones_like),
-        ("in bf16", to_bf16))}
-    wrong |= {"scales exchanged": on(lambda w, given, rng: {"k_scale": given["v_scale"], "v_scale": given["k_scale"]}),
-              "unsigned": altered("k_cache", lambda x: x & np.int8(127)), "one position dropped": _position("dropped"),
-              "newest position missing": on(_shorter), "weights in bf16": _attention(np.exp, to_bf16),
-              "exp off by 1e-3": _attention(_fast_exp)}
-    work = Workload.of(problem, T=t, S=s, B=16, pages=16 * s, max_context=512)
-    return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
-
-
-def _first_page_decides(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
-    """Rows of the block table are taken for equal where their first pages are."""
-    table = given["block_table"]
-    first = (table[:, :1] == table[:, 0]).argmax(axis=1)
-    return {"block_table": np.where((table >= 0) & (table[first] >= 0), table[first], table)}
-
-
-def _chunk_too_many(w: Workload, given: Arrays, rng: np.random.Generator) -> Arrays:
-    """A sequence that begins with some of an earlier one's pages is taken to have the next 256 positions, too."""
-    table, out = given["block_table"], given["block_table"].copy()
-    for s in range(1, len(table)):
-        common = np.cumprod(table[s] == table[:s], axis=1).sum(axis=1)
-        giver, n = int(common.argmax()), int(common.max())
-        here = slice(n, n + 256 // w.problem.int("P") if n else n)
-        out[s, here] = np.where((table[s, here] >= 0) & (table[giver, here] >= 0), table[giver, here], table[s, here])
-    return {"block_table": out}
-
-
-def _common_pages() -> Subject:
-    problem = Problem.of("paged_attention", Hq=4, Hkv=2, D=64, P=32, kv="f16")
-    wrong = {"rows with equal first pages taken for equal": on(_first_page_decides),
-             "a chunk too many taken for common": on(_chunk_too_many), "newest position missing": on(_shorter)}
-    work = Workload.of(problem, T=8, S=8, B=16, pages=8 * 16, max_context=512)
-    return Subject(work, {"specification": specified, "one pass": _attention(np.exp)}, wrong)
 
 
 # the others ---------------------------------------------------------------------------------------------------------
@@ -426,7 +230,7 @@ def _moe_route() -> Subject:
         "-0 below 0": _routed(lambda row, ids: np.lexsort((ids, np.signbit(row), _rank(row)))),
         "slots of an expert in another order": _unstable,
         "not normalised": _routed(lambda row, ids: np.lexsort((ids, _rank(row))), lambda p: p * F(0.99)),
-        "exp off by 1e-3": after(lambda p: _fast_exp(np.log(p)).astype(F), "weights"),
+        "exp off by 1e-3": after(lambda p: fast_exp(np.log(p)).astype(F), "weights"),
         "denormals flushed": altered("logits", flushed),
         "right for positive inputs": altered("logits", np.abs),
     }
@@ -456,13 +260,7 @@ def subjects() -> dict[str, Subject]:
         "linear f32, q4_1": _linear("q4_1", "f32", 8),
         "linear a8, q4_0": _linear("q4_0", "a8", 1),
         "linear a8, q6_k": _linear("q6_k", "a8", 8),
-        "paged_attention, decode": _paged_attention(1, 1),
-        "paged_attention, prefill": _paged_attention(16, 2),
-        "paged_attention, window and sinks, decode": _window_and_sinks(1, 1),
-        "paged_attention, window and sinks, prefill": _window_and_sinks(16, 2),
-        "paged_attention, common pages": _common_pages(),
-        "paged_attention, i8, decode": _scaled(1, 1),
-        "paged_attention, i8, prefill": _scaled(16, 2),
+        **attention_mistakes.subjects(),
         "rms_norm": Subject(
             Workload.of(Problem.of("rms_norm", H=2048, residual=0), T=8),
             {"specification": specified, "one sum": _rms()},
@@ -471,7 +269,7 @@ def subjects() -> dict[str, Subject]:
         "silu_mul": Subject(
             Workload.of(Problem.of("silu_mul", I=512), T=8),
             {"specification": specified, "x sigmoid(x)": _silu(np.exp)},
-            {"exp off by 1e-3": _silu(_fast_exp), "times 1.001": TOO_LARGE, "NaN taken for 0": no_nan,
+            {"exp off by 1e-3": _silu(fast_exp), "times 1.001": TOO_LARGE, "NaN taken for 0": no_nan,
              "denormals flushed": after(flushed), "right for positive inputs": altered("gate_up", np.abs)}),
         "rope_kv_write, bf16": Subject(
             rope, {"specification": specified},

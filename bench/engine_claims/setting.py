@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kforge.engine.engine import Engine
 from kforge.engine.kernel_set import KernelSet
@@ -12,6 +12,16 @@ from kforge.engine.weights import Weights
 from kforge.models.model import Model
 
 T = TypeVar("T")
+
+
+class Answered(Protocol):
+    """What a run of a part comes to, with what was said."""
+
+    @property
+    def texts(self) -> Mapping[Any, list[int]]: ...
+
+
+A = TypeVar("A", bound=Answered)
 
 
 @dataclass(frozen=True)
@@ -49,3 +59,17 @@ class Setting:
             order = list(sides)[:: 1 if number % 2 else -1]
             out += [(number, side) for side in order]
         return out
+
+    def answered(self, part: str, sides: Mapping[T, str], run: Callable[[int, T], A], what: str) -> dict[T, list[A]]:
+        """What ``run`` (round, side) comes to in the rounds that count, by side; ``sides``: with the words for each.
+        Ends the bench where ``what`` changed an answer, which depends on the round alone."""
+        seen: dict[T, list[A]] = {side: [] for side in sides}
+        texts: dict[int, Mapping[Any, list[int]]] = {}
+        for number, side in self.turns(tuple(sides)):
+            self.say(f"{part}: round {number} of {self.rounds}, {sides[side]}")
+            found = run(number, side)
+            if texts.setdefault(number, found.texts) != found.texts:
+                raise SystemExit(f"{what} changed an answer: run bench/exactness.py")
+            if number:
+                seen[side].append(found)
+        return seen

@@ -137,7 +137,6 @@ def _document(target: Target) -> dict[str, object]:
     return {
         **dataclasses.asdict(target),
         "identity": target.identity,
-        "backends": list(target.backends),
         "bandwidth": [{"threads": n, **dataclasses.asdict(p)} for n, p in target.bandwidth],
         "peaks": {name: dataclasses.asdict(p) for name, p in target.peaks},
     }

@@ -102,7 +102,6 @@ def tune(
     from kforge.harness.turn import Turn
     from kforge.native.compilers import default_compiler
     from kforge.registry.database import Registry
-    from kforge.targets.files import load_target
     from kforge.tuner.journal import Event, RunFolder
     from kforge.tuner.offline import OfflineResult
     from kforge.tuner.options import TuneOptions
@@ -114,7 +113,6 @@ def tune(
     default_compiler()  # says what is missing or too old
     if not resume:  # a resumed run may have been told in its first life
         require(proven(), trust_candidates)
-    hardware = load_target(target) if offline else _hardware("host" if resume else target)
     try:
         shared = Turn(turn) if turn else None
     except OSError as error:
@@ -130,9 +128,10 @@ def tune(
             if trust_candidates:
                 options = dataclasses.replace(options, trust_candidates=True)
             asked = Agent.of(options)
-            hardware = load_target(options.target) if options.offline else _hardware(options.target)
+            hardware = _hardware(options.target, options.offline)
             run_tune = _prepared(options)
         else:
+            hardware = _hardware(target, offline)
             alone = imported(model) is not None
             if not alone:
                 _require_subject(model)
@@ -191,9 +190,13 @@ def tune(
         _print(result, folder.path)
 
 
-def _hardware(name: str) -> Target:
-    """The target to tune for. Raises KforgeError for one that is not at hand."""
+def _hardware(name: str, offline: bool) -> Target:
+    """The target to tune for. Raises KforgeError for one that is not at hand, unless ``offline``."""
     from kforge.backends.targets import target_called, why_not_here
+    from kforge.targets.files import load_target
+
+    if offline:
+        return load_target(name)
 
     found = target_called(name)
     if name != "host" and (why := why_not_here(found)):

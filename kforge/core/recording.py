@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kforge.core.trial import FailureClass
-from kforge.core.workload import Attr
+from kforge.core.workload import Attr, by_value
 
 Value = bool | int | float | str
 ABSENT = "-"  # the value of a parameter that a point's template does not have
@@ -61,7 +61,7 @@ class Recording:
         """The values of each parameter that some point has: numbers ascending, then texts."""
         columns = zip(*(r.values for r in self.results), strict=True)
         return {
-            name: tuple(sorted(set(column), key=_order))
+            name: tuple(sorted(set(column), key=by_value))
             for name, column in zip(self.parameters, columns, strict=True)
         }
 
@@ -92,7 +92,3 @@ def whole(value: Value) -> Attr:
             raise ValueError(f"{value} is no whole number")
         return int(value)
     return int(value) if isinstance(value, bool) else value
-
-
-def _order(value: Value) -> tuple[bool, float, str]:
-    return (True, 0.0, value) if isinstance(value, str) else (False, float(value), "")

@@ -23,6 +23,13 @@ def attribute(text: str) -> Attr:
     return int(text) if text.removeprefix("-").isdecimal() else text
 
 
+def by_value(value: object) -> tuple[int, float, str]:
+    """Key that sorts values of attributes: numbers ascending, then texts, then None."""
+    if isinstance(value, int | float):
+        return 0, float(value), ""
+    return (1, 0.0, str(value)) if value is not None else (2, 0.0, "")
+
+
 def attrs(values: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
     """Attributes in canonical (sorted) order, hashable."""
     return tuple(sorted(values.items()))
@@ -75,6 +82,11 @@ class Problem:
         """The problem that ``key`` names."""
         operator, _, static = key.removesuffix(")").partition("(")
         return cls(operator, tuple(_pairs(static)))
+
+    @property
+    def rows(self) -> builtins.int:
+        """Panel height of its packed weight; 0 where it has none, or no layout yet."""
+        return self.int("rows") if "rows" in self.attributes else 0
 
     @property
     def without_layout(self) -> Problem:

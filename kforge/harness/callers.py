@@ -6,14 +6,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
-from mmap import PAGESIZE
 
 import numpy as np
 
 from kforge.core.image import Image
 from kforge.core.trial import Failure
 from kforge.core.workload import Workload
-from kforge.harness.control import SharedMemory
 from kforge.harness.forms import Form
 from kforge.harness.process import SCRATCH, SCRATCH_LIMIT, Process
 from kforge.harness.proof import proven, require
@@ -22,7 +20,7 @@ from kforge.harness.zygote import Child, Zygote
 from kforge.operators import get
 from kforge.operators.base import Role
 
-_CPU_SECONDS = 3600
+CPU_SECONDS = 3600  # of a process, however many calls it serves
 
 
 class Running:
@@ -100,12 +98,9 @@ class HostCaller(SlotCaller):
     def start(self, slots: SlotFile, held: ExitStack) -> Running | Failure:
         confinement = proven()
         require(confinement, trust_candidates=False)
-        source = SharedMemory("kforge-inputs", PAGESIZE)
-        held.callback(source.close)
-        zygote = Zygote(0, slots.reserve_bytes, source, ())
-        held.callback(zygote.close)
+        zygote = held.enter_context(Zygote.empty(slots.reserve_bytes))
         cpus = sorted(os.sched_getaffinity(0))[: self._threads]
-        child = zygote.spawn(self._image, slots, cpus, _CPU_SECONDS, confinement.run.needed)
+        child = zygote.spawn(self._image, slots, cpus, CPU_SECONDS, confinement.run.needed)
         if isinstance(child, Failure):
             return child
         held.callback(child.close)

@@ -24,19 +24,18 @@ from kforge.core.errors import KforgeError
 from kforge.core.image import Image
 from kforge.core.trial import Failure
 from kforge.harness.binaries import clock, emulated_child
-from kforge.harness.callers import Running, SlotCaller
+from kforge.harness.callers import CPU_SECONDS, Running, SlotCaller
 from kforge.harness.control import SharedMemory
 from kforge.harness.sandbox import Facts, Limits, describe
 from kforge.harness.sandbox.launch import confined, environment, kill_group
 from kforge.harness.slots import SlotFile
-from kforge.harness.zygote import Child, Zygote
+from kforge.harness.zygote import Child
 from kforge.native.compilers import find_cross
 
 WHERE = "qemu"
 _START_SECONDS = 60.0
-_CPU_SECONDS = 3600
 _SAID = "said"  # file in the process's folder: what it wrote
-_LIMITS = Limits(seconds=_CPU_SECONDS, memory_bytes=32 << 30, file_bytes=1 << 20)  # memory: address space
+_LIMITS = Limits(seconds=CPU_SECONDS, memory_bytes=32 << 30, file_bytes=1 << 20)  # memory: address space
 
 
 def emulator(arch: str) -> str:
@@ -83,7 +82,8 @@ class EmulatedCaller(SlotCaller):
         try:
             work = held.enter_context(draft_folder())
             command = _command(self._arch, control, slots, blob, self._threads)
-            keeper = _Keeper(command, work, emulated_child(self._arch), control, (control.fd, slots.memory.fd, blob.fd))
+            inherited = (control.fd, slots.memory.fd, blob.fd)
+            keeper = _Emulating(command, work, emulated_child(self._arch), control, inherited)
         except BaseException:
             control.close()
             raise
@@ -98,7 +98,7 @@ class EmulatedCaller(SlotCaller):
 
 
 def _command(arch: str, control: SharedMemory, slots: SlotFile, image: SharedMemory, threads: int) -> list[str]:
-    words = [control.fd, slots.memory.fd, image.fd, _CPU_SECONDS, slots.stacks_offset(0), slots.reserve_bytes,
+    words = [control.fd, slots.memory.fd, image.fd, CPU_SECONDS, slots.stacks_offset(0), slots.reserve_bytes,
              len(slots.slots)]
     for slot in slots.slots:
         words += [slot.address_offset, slot.file_offset, slot.size, int(slot.writable)]
@@ -107,9 +107,9 @@ def _command(arch: str, control: SharedMemory, slots: SlotFile, image: SharedMem
     return [emulator(arch), "-cpu", "max", str(emulated_child(arch)), *map(str, words)]
 
 
-class _Keeper(Zygote):
-    """In place of a runner what a child asks of it: how it ended. The process is the launcher's, which ends as the
-    emulator does; there is no socket and nothing else of a zygote."""
+class _Emulating:
+    """In place of a zygote: the launched emulator with its one child. The process is the launcher's, which ends as the
+    emulator does."""
 
     def __init__(self, command: list[str], work: Path, program: Path, control: SharedMemory,
                  inherited: tuple[int, ...]) -> None:

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 from kforge.core.drafts import draft_folder
 from kforge.core.errors import KforgeError
@@ -79,14 +80,14 @@ class Zygote:
         self, arena_bytes: int, reserve_bytes: int, source: SharedMemory, segments: Sequence[ArenaSegment],
         backend: str = "cpp",
     ) -> None:
+        program = runner_of(backend)  # first, because it may not be to be had: then nothing is left open
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Where a device's driver may unpack what it is given. A runner of native kernels needs no folder.
         self._folders = contextlib.ExitStack()
         folder = "/" if backend == "cpp" else str(self._folders.enter_context(draft_folder()))
         with theirs:
             self._process = subprocess.Popen(
-                [str(runner_of(backend)), str(theirs.fileno())], env={}, cwd=folder,
-                pass_fds=[theirs.fileno()],
+                [str(program), str(theirs.fileno())], env={}, cwd=folder, pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )
         self._socket = ours
@@ -107,7 +108,7 @@ class Zygote:
     @classmethod
     @contextlib.contextmanager
     def empty(cls, reserve_bytes: int, backend: str = "cpp") -> Iterator[Zygote]:
-        """One that holds no inputs, for ``attempt``."""
+        """One that holds no inputs: for ``attempt``, and for candidates that are only checked."""
         source = SharedMemory("kforge-inputs", mmap.PAGESIZE)
         try:
             zygote = cls(0, reserve_bytes, source, (), backend)
@@ -241,12 +242,19 @@ class Usage:
         return sum(self.threads)
 
 
+class Keeper(Protocol):
+    """Who started a child, and buries it: a zygote, or what stands in for one."""
+
+    def death_status(self, pid: int) -> int | None:
+        """The child's wait status, None where nobody knows it; it is killed unless it is dead."""
+
+
 class Child:
     """A candidate's process. ``call`` runs the command that stands in ``page``."""
 
-    def __init__(self, zygote: Zygote, pid: int, control: SharedMemory, number: int) -> None:
-        self._zygote = zygote
-        self.number = number  # among its zygote's
+    def __init__(self, keeper: Keeper, pid: int, control: SharedMemory, number: int) -> None:
+        self._keeper = keeper
+        self.number = number  # among its keeper's
         self.pid = pid
         self._control = control
         self.page = ControlPage.from_buffer(control.map)
@@ -262,7 +270,7 @@ class Child:
             for task in [*(f"{tasks}/{task}" for task in os.listdir(tasks)), "/proc/thread-self"]:
                 self._schedstats.append(os.open(f"{task}/schedstat", os.O_RDONLY))
             return None
-        status = self._zygote.death_status(self.pid)
+        status = self._keeper.death_status(self.pid)
         self._buried = True
         message = bytes(self.page.message).split(b"\0")[0].decode(errors="replace")
         if status is not None and os.waitstatus_to_exitcode(status) == LOAD_EXIT:
@@ -281,10 +289,10 @@ class Child:
             return nanoseconds * 1e-9
         self._buried = True
         if nanoseconds == -2:
-            self._zygote.death_status(self.pid)
+            self._keeper.death_status(self.pid)
             return Failure(FailureClass.TIMEOUT, f"the kernel did not come back within {seconds:.3g} s")
         # Killed although it is said to be dead: a candidate that forges that would go on disturbing the others.
-        return self._death(self._zygote.death_status(self.pid))
+        return self._death(self._keeper.death_status(self.pid))
 
     def usage(self) -> Usage:
         """What the child's threads have had of the processors in all, as the kernel counts."""
@@ -322,7 +330,7 @@ class Child:
     def close(self) -> None:
         if not self._buried:
             with contextlib.suppress(HarnessError):  # the runner has gone, and took the child with it
-                self._zygote.death_status(self.pid)
+                self._keeper.death_status(self.pid)
             self._buried = True
         for file in self._schedstats:
             os.close(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from kforge.backends import templates
 from kforge.backends.defaults import exact_templates
-from kforge.core.drafts import draft_folder
-from kforge.core.errors import KforgeError, sentence_of
+from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
 from kforge.core.trial import Candidate, FailureClass, NumericsClass
@@ -27,6 +25,7 @@ from kforge.interchange.contracts import (
     tables_of,
     workload_of,
 )
+from kforge.interchange.folders import new_folder, require_new
 from kforge.interchange.mapping import workload_at
 from kforge.interchange.schema import Correctness, Definition, Environment, Evaluation, Solution, Trace
 from kforge.operators import Distribution, get
@@ -55,25 +54,17 @@ def export(registry: Registry, folder: Path, target: Target, operator: str = "")
 
     Raises KforgeError where there is nothing to export, or the folder cannot be written.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise KforgeError(f"{folder} exists and is not an empty folder: give another")
+    require_new(folder)
     kernels = [k for k in registry.snapshot().kernels if operator in ("", k.problem.operator)]
     trials = [t for t in recorded(Path(registry.name)) if operator in ("", t.problem.operator)]
     if not kernels and not trials:
         what = f" for {operator}" if operator else ""
         raise KforgeError(f"registry {registry.name} has no kernel or trial{what}: nothing to export")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with draft_folder(folder.parent) as draft:
-            job = _Export(registry, _Writer(draft), target)
-            job.kernels(kernels)
-            job.trials(trials)
-            done = job.finish()
-            draft.chmod(0o755)
-            os.rename(draft, folder)
-    except OSError as error:
-        raise KforgeError(f"cannot write {folder}: {sentence_of(error)}") from error
-    return done
+    with new_folder(folder) as draft:
+        job = _Export(registry, _Writer(draft), target)
+        job.kernels(kernels)
+        job.trials(trials)
+        return job.finish()
 
 
 class _Export:

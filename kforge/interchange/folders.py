@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from kforge.core.drafts import draft_folder
@@ -18,14 +19,21 @@ def require_new(folder: Path) -> None:
 
 def write(folder: Path, files: Mapping[Path, bytes]) -> None:
     """``files``: by path below ``folder``. Raises KforgeError."""
+    with new_folder(folder) as draft:
+        for place, data in files.items():
+            path = draft / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A draft, which is ``folder`` once the block has ended well. Raises KforgeError."""
     require_new(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with draft_folder(folder.parent) as draft:
-            for place, data in files.items():
-                path = draft / place
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+            yield draft
             draft.chmod(0o755)
             os.rename(draft, folder)
     except OSError as error:

@@ -97,7 +97,7 @@ def tune(
 
 def _space(template: Template, workload: Workload, harness: Harness) -> Space:
     problem = workload.problem
-    rows = int(dict(problem.static).get("rows", 0))
+    rows = problem.rows
     task = _InOneLayout(problem.without_layout, (Bucket(workload, ()),), rows)
     space = Space(task, [template], harness.target)
     if not space.points:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kforge.core.kernel import KernelRecord
+from kforge.core.target import Target
 from kforge.engine.engine import Engine
-from kforge.engine.kernel_set import DefaultKernels, KernelSet
+from kforge.engine.kernel_set import OWN, DefaultKernels, KernelSet, default_kernels
 from kforge.engine.weights import Weights
 from kforge.models.model import Model
 from kforge.models.workloads import Mode
@@ -43,6 +46,13 @@ class EnginePairs:
         self.default = default
         self._model, self._options, self._isolate = model, options, isolate
         self._weights = Weights(model, isolate)
+
+    @classmethod
+    def on(cls, target: Target, model: Model, options: TuneOptions, kernels: Iterable[KernelRecord]) -> EnginePairs:
+        """On the target's default kernels; isolated where one of ``kernels`` is from elsewhere, and where a device has
+        a part in the steps."""
+        isolate = target.backends[0] != "cpp" or any(k.proposer not in OWN for k in kernels)
+        return cls(model, options, default_kernels(target), isolate)
 
     def driver(self, kernels: KernelSet, mode: Mode) -> ModeDriver:
         """An engine in a mode, with just the memory that the mode needs."""

@@ -115,7 +115,7 @@ def tune_offline(model: Model, options: TuneOptions, folder: RunFolder, registry
 
 
 class _Offline:
-    """The steps of one run. What the journal holds is neither built nor checked again."""
+    """The steps of one run. What the journal holds is not checked again, and its build comes from the cache."""
 
     def __init__(self, options: TuneOptions, folder: RunFolder, registry: Registry, target: Target, watcher: Watcher,
                  backends: Sequence[Backend]) -> None:

@@ -12,7 +12,6 @@ from kforge.core.errors import KforgeError
 from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
 from kforge.core.workload import Problem
-from kforge.engine.kernel_set import OWN, default_kernels
 from kforge.models.model import Model
 from kforge.models.workloads import Mode, modes
 from kforge.registry.database import Registry
@@ -87,10 +86,8 @@ def _promote(kernel: KernelRecord, model: Model, options: TuneOptions, folder: R
     told = len(registry.events(kernel.id))
     with registry.tuning_lock(_LOCK):
         before = registry.snapshot()
-        elsewhere = any(k.proposer not in OWN for k in [kernel, *before.kernels])
         watcher.stage("running the engine with and without it")
-        isolate = elsewhere or target.backends[0] != "cpp"
-        pairs = EnginePairs(model, options, default_kernels(target), isolate=isolate)
+        pairs = EnginePairs.on(target, model, options, [kernel, *before.kernels])
         ways = list(dict.fromkeys([*beside, *modes(options.batches, (options.context,), options.prefill)]))
         verdicts = Promotion(pairs, registry, folder, watcher).promote(before, before, [kernel], ways, lambda: False)
     now = next(k for k in registry.snapshot().kernels if k.id == kernel.id)

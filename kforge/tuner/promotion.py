@@ -160,8 +160,8 @@ class Promotion:
 
     def _laid(self, kernel: KernelRecord, now: Snapshot) -> bool:
         """Whether the engine holds this kernel's weight in the layout that it needs."""
-        rows = dict(kernel.problem.static).get("rows")
-        if rows is None or rows == now.rows(kernel.problem.without_layout, kernel.target_identity):
+        rows = kernel.problem.rows
+        if not rows or rows == now.rows(kernel.problem.without_layout, kernel.target_identity):
             return True
         self._registry.set_state(kernel.id, KernelState.ACCEPTED, f"the layout rows={rows} does not serve", {})
         return False

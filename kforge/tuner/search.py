@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from kforge.core.workload import Attr
+from kforge.core.workload import Attr, by_value
 from kforge.tuner import strategies
 from kforge.tuner.points import Point, Space
 from kforge.tuner.strategies.space import DiscreteSpace
@@ -160,11 +160,6 @@ def _distributions(space: Space) -> dict[str, CategoricalDistribution]:
         for name, value in point.params:
             values.setdefault(f"{point.template}:{name}", {})[value] = None
     return {
-        name: CategoricalDistribution(sorted(found, key=str) if name == "template" else sorted(found, key=_order))
+        name: CategoricalDistribution(sorted(found, key=str) if name == "template" else sorted(found, key=by_value))
         for name, found in values.items()
     }
-
-
-def _order(value: object) -> tuple[bool, float, str]:
-    """Numbers by value, then texts."""
-    return (False, float(value), "") if isinstance(value, int | float) else (True, 0.0, str(value))

@@ -13,7 +13,7 @@ from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
 from kforge.core.trial import NumericsClass
 from kforge.engine.engine import Engine
-from kforge.engine.kernel_set import OWN, default_kernels, named
+from kforge.engine.kernel_set import named
 from kforge.engine.measure import Comparison, Setting, compare, decode_setting, prefill_setting
 from kforge.harness.turn import Turn
 from kforge.models.graph import StepOptions
@@ -79,10 +79,8 @@ def tune(
 
         if accepted or changed(folder.of(Event.SETTLED)):
             watcher.stage("running the engine with and without each winner")
-            elsewhere = any(k.proposer not in OWN for k in [*accepted, *coordinator.snapshot.kernels])
-            isolate = elsewhere or target.backends[0] != "cpp"
-            pairs = EnginePairs(model, options, default_kernels(target), isolate=isolate)
             before = coordinator.snapshot
+            pairs = EnginePairs.on(target, model, options, [*accepted, *before.kernels])
             with turn or nullcontext():
                 layouts = Layouts(pairs, target.identity, registry, folder, watcher).confirm(
                     before, accepted, ways, time_is_up

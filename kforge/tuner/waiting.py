@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 from kforge.core.kernel import KernelRecord, KernelState
 from kforge.core.target import Target
-from kforge.core.workload import Problem
 from kforge.operators import get
 from kforge.registry.ask import siblings
 from kforge.registry.database import Registry
@@ -39,9 +38,4 @@ def _waiting(snapshot: Snapshot, space: Space, target: Target) -> list[KernelRec
 
 
 def _point(kernel: KernelRecord) -> Point:
-    return Point(kernel.template, rows_of(kernel.problem), kernel.params)
-
-
-def rows_of(problem: Problem) -> int:
-    """Panel height of a problem's packed weight; 0 where it has none."""
-    return int(dict(problem.static).get("rows", 0))
+    return Point(kernel.template, kernel.problem.rows, kernel.params)

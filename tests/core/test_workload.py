@@ -1,6 +1,6 @@
 import pytest
 
-from kforge.core.workload import Problem, Workload, attribute
+from kforge.core.workload import Problem, Workload, attribute, by_value
 
 LINEAR = Problem.of("linear", K=576, N=960, weight="q4_1", act="a8", rows=32)
 
@@ -16,6 +16,11 @@ def test_a_problem_is_the_same_with_any_layout():
     assert LINEAR.without_layout == LINEAR.with_rows(64).without_layout
     assert LINEAR.without_layout.with_rows(32) == LINEAR
     assert "rows" not in LINEAR.without_layout.key
+    assert (LINEAR.rows, LINEAR.without_layout.rows, Problem.of("silu_mul", I=8).rows) == (32, 0, 0)
+
+
+def test_values_of_attributes_are_in_order_of_size_then_texts_then_none():
+    assert sorted([None, "b", 64, "a", True, 9, 0.5], key=by_value) == [0.5, True, 9, 64, "a", "b", None]
 
 
 def test_attributes_that_came_later_stand_in_no_key_at_the_value_that_stored_kernels_have():

@@ -322,11 +322,8 @@ def test_kernel_tuner_loads_our_caches_and_its_schema_takes_our_results(
         from peers.process import Refused  # type: ignore[import-not-found]
     finally:
         sys.path.remove(str(ROOT / "bench"))
-    install = getattr(environments, "install_kernel_tuner", None)
-    if install is None:
-        pytest.skip("bench/peers/environments.py has no environment with Kernel Tuner")
     try:
-        python = install(Console(stderr=True))
+        python = environments.install_kernel_tuner(Console(stderr=True))
     except Refused as why:
         pytest.skip(f"no Kernel Tuner: {why}")
     parts = [part for space in spaces for part in recordings.by_template(space)]

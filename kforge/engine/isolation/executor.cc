@@ -94,7 +94,6 @@ class Plan {
 
 constexpr size_t many = size_t{1} << 40;
 
-
 class Executor {
   public:
     Executor(Plan &plan, const std::vector<int> &files) {

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kforge.core.workload import Attr
+from kforge.core.workload import Attr, by_value
 
 
 class DiscreteSpace:
@@ -25,7 +25,7 @@ class DiscreteSpace:
         if len(points) != 1 or points == {0}:
             raise ValueError("a space needs points, and each of them a value of every parameter")
         for name, column in columns.items():
-            found = sorted(set(column), key=_order)
+            found = sorted(set(column), key=by_value)
             if len(found) > 1:
                 self.values[name] = tuple(found)
                 index = {value: code for code, value in enumerate(found)}
@@ -79,13 +79,6 @@ class DiscreteSpace:
     def _hash(self, codes: np.ndarray) -> np.ndarray:
         """Of each row: a sum of random numbers, one for each value, in whole numbers that wrap around."""
         return self._keys[np.arange(len(self.names)), codes].sum(axis=1, dtype=np.uint64)
-
-
-def _order(value: object) -> tuple[int, float, str]:
-    """Numbers by value, then texts, then nothing."""
-    if isinstance(value, int | float):
-        return 0, float(value), ""
-    return (1, 0.0, str(value)) if value is not None else (2, 0.0, "")
 
 
 def _layout(values: Sequence[Attr | None]) -> list[np.ndarray]:
