@@ -110,7 +110,8 @@ def test_more_shared_memory_than_a_group_may_have_is_told() -> None:
 
 
 def test_a_time_limit_ends_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kforge.backends.triton.build import BuildLimits, build
+    from kforge.backends.gpu.compiling import BuildLimits
+    from kforge.backends.triton.build import build
 
     larger = candidate("BLOCK = tl.constexpr(1024)", "BLOCK = tl.constexpr(2048)")
     found = build(larger, H200, BuildLimits(seconds=0.05))
