@@ -165,6 +165,15 @@ def test_a_wrong_kernel_is_told_what_it_did(old: str, new: str, kind: FailureCla
     assert (found.kind, said in found.reason + found.detail) == (kind, True), found
 
 
+def test_what_the_check_cannot_run_is_told_apart_from_what_crashes() -> None:
+    """Rounding to 8 bits towards zero is not interpreted as the hardware has it: nobody knows of the kernel."""
+    rounded = '((h * r) * w).to(tl.float8e5, fp_downcast_rounding="rtz").to(tl.float32)'
+    found = checked(candidate("(h * r) * w", rounded))
+    assert isinstance(found, Failure) and found.kind is FailureClass.COMPILE, found
+    assert found.reason.startswith("the check cannot run this") and "towards zero" in found.reason
+    assert "kernel.py:" in found.detail and "fp_downcast_rounding" in found.detail
+
+
 def test_a_kernel_that_never_ends_is_a_timeout_and_the_next_call_works(monkeypatch: pytest.MonkeyPatch) -> None:
     endless = candidate("    t = tl", "    turn = 1\n    while turn > 0:\n        turn += 1\n    t = tl")
     artifact = built(candidate())
