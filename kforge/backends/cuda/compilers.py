@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kforge.backends.gpu.compiling import MOST_TEXT, left
+from kforge.backends.gpu.compiling import MOST_TEXT
 from kforge.backends.gpu.mix import Mix, of_sass
 from kforge.backends.triton.installed import find as find_triton
+from kforge.core.drafts import left
 from kforge.harness.sandbox import Limits, run
 
 # And the threads of a warp.

@@ -10,10 +10,10 @@ from typing import Protocol
 from kforge.backends.cpp import headers
 from kforge.backends.gpu import store
 from kforge.backends.gpu.binary import MOST_BYTES
-from kforge.backends.gpu.compiling import LIMITS, BuildLimits, failure, left, warned
+from kforge.backends.gpu.compiling import LIMITS, BuildLimits, failure, warned
 from kforge.backends.gpu.mix import Mix
 from kforge.backends.gpu.packing import Compiled, packed, unfit
-from kforge.core.drafts import draft_folder
+from kforge.core.drafts import draft_folder, left
 from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir
 from kforge.core.target import Target
@@ -76,7 +76,11 @@ def build(candidate: Candidate, target: Target, tool: Toolchain, limits: BuildLi
                           Limits(limits.seconds, limits.memory_bytes, limits.output_bytes), tool.readable)
             if (wrong := failure(outcome, tool.label.split()[0], tool.source, candidate.source, limits)) is not None:
                 return wrong
-            data = left(work / tool.output, MOST_BYTES)
+            try:
+                data = left(work / tool.output, MOST_BYTES)
+            except OSError as error:
+                return Failure(FailureClass.COMPILE, f"{tool.label.split()[0]} left no binary: {error.strerror}",
+                               outcome.text[-4000:])
             seconds = time.monotonic() - begin
             mixes = tool.mixes(work, entries)
     except UnicodeEncodeError as error:

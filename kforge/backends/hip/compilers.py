@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kforge.backends.gpu.compiling import MOST_TEXT, left
+from kforge.backends.gpu.compiling import MOST_TEXT
 from kforge.backends.gpu.mix import Mix, of_gcn
+from kforge.core.drafts import left
 
 ARCHES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}  # and the lanes of a wavefront
 _EXPORTS = "exports.map"

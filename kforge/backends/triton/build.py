@@ -12,13 +12,13 @@ from typing import Any
 
 from kforge.backends.gpu import mix, store
 from kforge.backends.gpu.binary import MOST_BYTES, Entry
-from kforge.backends.gpu.compiling import MOST_TEXT, BuildLimits, left
+from kforge.backends.gpu.compiling import MOST_TEXT, BuildLimits
 from kforge.backends.gpu.mix import Mix
 from kforge.backends.gpu.packing import Compiled, artifact, entry_of, examined, sizes, unfit
 from kforge.backends.triton import source
 from kforge.backends.triton.installed import ARCHES, Triton, command, readable, triton
 from kforge.backends.triton.signature import ALIGNED, specialised, types
-from kforge.core.drafts import draft_folder
+from kforge.core.drafts import draft_folder, left
 from kforge.core.errors import KforgeError
 from kforge.core.launch import Launch
 from kforge.core.paths import cache_dir
