@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ _WARPS, _STAGES = 4, 2  # where a template does not say
 _OPTIONS = {"cuda": ("num_ctas", "maxnreg"), "hip": ("waves_per_eu", "matrix_instr_nonkdim", "kpack")}
 _CHILD = Path(__file__).resolve().parent / "child"
 _LIMITS = BuildLimits(240.0, 12 << 30)  # of address space the compiler's own code takes half a gigabyte
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the child says of a kernel: only what a binary does not hold."""
+
+    warps: int
+    shared: int
+    scratch: int
+    ctas: int
 
 
 def build(candidate: Candidate, target: Target, limits: BuildLimits = _LIMITS) -> Artifact | Failure:
@@ -89,7 +99,7 @@ def _compiled(candidate: Candidate, launches: tuple[Launch, ...], target: Target
             (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
             bounds = Limits(limits.seconds, limits.memory_bytes, limits.output_bytes)
             outcome = run(command("build.py"), work, bounds, readable(found))
-            answer = _answer(work, outcome, candidate.source, limits)
+            answer = _answer(work, outcome, candidate.source, limits, len(job["entries"]))
             if isinstance(answer, Failure):
                 return answer
             entries = []
@@ -111,22 +121,20 @@ def _compiled(candidate: Candidate, launches: tuple[Launch, ...], target: Target
                                                 outcome.text), tuple(entries), launches)
 
 
-def _entry(work: Path, number: int, wanted: dict[str, Any], given: dict[str, Any], arch: str,
-           found: Triton) -> Entry | Failure:
-    """The binary as the parent sees it; of what the child says only what a binary does not hold is taken."""
+def _entry(work: Path, number: int, wanted: dict[str, Any], given: _Said, arch: str, found: Triton) -> Entry | Failure:
+    """The binary as the parent sees it."""
     name = wanted["name"]
     data = left(work / f"{number}.bin", MOST_BYTES)
     facts = examined(data, name, arch)
     if isinstance(facts, Failure):
         return facts
-    warps, shared = int(given["warps"]), int(given["shared"])
-    if not (1 <= warps <= 64 and 0 <= shared <= 1 << 20) or given["scratch"] or given["ctas"] != 1:
-        return Failure(FailureClass.ADMISSION, f"{name} needs {warps} warps, {shared} bytes of shared memory, "
-                       f"{given['scratch']} of global scratch and clusters of {given['ctas']}: it cannot be launched")
+    if not (1 <= given.warps <= 64 and 0 <= given.shared <= 1 << 20) or given.scratch or given.ctas != 1:
+        return Failure(FailureClass.ADMISSION, f"{name} needs {given.warps} warps, {given.shared} bytes of shared "
+                       f"memory, {given.scratch} of global scratch and clusters of {given.ctas}: it cannot be launched")
     made = _mix(work, number, arch, found)
     if isinstance(made, Failure):
         return made
-    return entry_of(name, facts, made, data, warps, shared, (("stages", wanted["options"]["num_stages"]),))
+    return entry_of(name, facts, made, data, given.warps, given.shared, (("stages", wanted["options"]["num_stages"]),))
 
 
 def _mix(work: Path, number: int, arch: str, found: Triton) -> Mix | Failure:
@@ -150,14 +158,18 @@ def _wrong_parameters(launch: Launch, entry: Entry) -> Failure | None:
                    f"launch {launch.entry} {wanted}")
 
 
-def _answer(work: Path, outcome: Outcome, text: str, limits: BuildLimits) -> list[dict[str, Any]] | Failure:
+def _answer(work: Path, outcome: Outcome, text: str, limits: BuildLimits, entries: int) -> list[_Said] | Failure:
     if outcome.timed_out:
         return Failure(FailureClass.COMPILE_LIMIT, f"Triton took longer than {limits.seconds:g} s",
                        outcome.text[-2000:])
     try:
         answer = json.loads(left(work / "answer.json", _ANSWER_BYTES))
         if "error" not in answer:
-            return list(answer["entries"])
+            said_of = [_Said(*(int(given[name]) for name in ("warps", "shared", "scratch", "ctas")))
+                       for given in answer["entries"]]
+            if len(said_of) != entries:
+                raise ValueError("it does not speak of all entries")
+            return said_of
         said, line = str(answer["text"]), int(answer.get("line") or 0)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         if outcome.code < 0 and "LLVM ERROR" not in outcome.text and "Assertion" not in outcome.text:
