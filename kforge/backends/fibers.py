@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kforge.core.errors import KforgeError
 from kforge.core.image import Image
-from kforge.core.launch import Argument, ArgumentKind, Launch, LaunchError, names
+from kforge.core.launch import Argument, ArgumentKind, Launch, LaunchError, parsed
 from kforge.core.trial import Candidate, Failure, FailureClass
 from kforge.core.workload import Workload
 
@@ -168,10 +168,9 @@ class _Order:
 
     def size(self, text: str, launch: Launch) -> str:
         """The expression in C++, none below zero."""
-        names(text)
         constants = {name: f"int64_t{{{value}}}" for name, value in launch.constants}
         values = {**{name: f"axes[{i}]" for name, i in self.axes.items()}, **constants}
-        return f"kf::fibers::max({_expression(ast.parse(text, mode='eval').body, values)}, 0)"
+        return f"kf::fibers::max({_expression(parsed(text), values)}, 0)"
 
     def _argument(self, argument: Argument) -> str:
         match argument.kind:

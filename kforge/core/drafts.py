@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +51,16 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+def left(path: Path, most: int) -> bytes:
+    """What a child left there, at most so many bytes. The folder was its to write: a link must not lead the reader
+    elsewhere, nor a pipe hold it up. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        return file.read(most)
 
 
 def sweep() -> int:

@@ -84,7 +84,8 @@ class Launch:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(text: str) -> ast.expr:
+def parsed(text: str) -> ast.expr:
+    """The expression, for those who translate it. Raises LaunchError when it is not allowed."""
     if len(text) > _MOST_TEXT:
         raise LaunchError(f"longer than {_MOST_TEXT} characters")
     try:
@@ -114,13 +115,13 @@ def _require(node: ast.expr, text: str) -> None:
 
 def names(text: str) -> frozenset[str]:
     """Names that the expression uses. Raises LaunchError when it is not allowed."""
-    calls = {id(n.func) for n in ast.walk(_parsed(text)) if isinstance(n, ast.Call)}
-    return frozenset(n.id for n in ast.walk(_parsed(text)) if isinstance(n, ast.Name) and id(n) not in calls)
+    calls = {id(n.func) for n in ast.walk(parsed(text)) if isinstance(n, ast.Call)}
+    return frozenset(n.id for n in ast.walk(parsed(text)) if isinstance(n, ast.Name) and id(n) not in calls)
 
 
 def evaluate(text: str, values: Mapping[str, int]) -> int:
     """The expression's value, of at most 62 bits. Raises LaunchError."""
-    return _value(_parsed(text), values, text)
+    return _value(parsed(text), values, text)
 
 
 def _value(node: ast.expr, values: Mapping[str, int], text: str) -> int:

@@ -86,6 +86,16 @@ def test_a_binary_says_how_it_is_launched_and_what_it_needs(backend, arch):
     assert report.seconds > 0 and 0 < report.occupancy <= 1
 
 
+@pytest.mark.parametrize(("limits", "said"), [({"threads_per_block": 32}, "allows 32"),
+                                              ({"registers_per_unit": 64}, "registers are too few")])
+def test_a_binary_that_a_chip_cannot_hold_is_told_although_another_chip_has_built_it(limits, said):
+    h200 = gpu("sm_90")
+    assert isinstance(build("cuda", candidate(SILU, h200), h200), Artifact)
+    small = dataclasses.replace(h200, gpu=dataclasses.replace(h200.gpu, **limits))
+    found = build("cuda", candidate(SILU, small), small)
+    assert isinstance(found, Failure) and found.kind is FailureClass.MEMORY and said in found.reason, found
+
+
 @pytest.mark.parametrize("backend, arch", [("cuda", "sm_90"), ("hip", "gfx942")])
 @pytest.mark.parametrize("planted, said", [
     ("__attribute__((device)) int calls;\n", "device memory"),

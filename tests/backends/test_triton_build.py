@@ -50,6 +50,12 @@ def built(of_candidate: Candidate, target=H200) -> Artifact:
     return found
 
 
+def is_told(found: object, kind: FailureClass, said: str, *, detail: bool = False) -> None:
+    assert isinstance(found, Failure)
+    text = found.reason + found.detail if detail else found.reason
+    assert (found.kind, said in text) == (kind, True), found
+
+
 @pytest.mark.parametrize(("target", "kind", "warp"), [(H200, "cubin", 32), (MI300X, "hsaco", 64)],
                          ids=["nvidia", "amd"])
 def test_a_template_becomes_a_binary_with_its_launches_and_a_report(target, kind: str, warp: int) -> None:
@@ -96,9 +102,7 @@ def test_what_was_built_is_not_built_again_and_a_damaged_cache_is(monkeypatch: p
     ("    t = tl", "  t = tl", FailureClass.COMPILE, "indent"),
 ], ids=range(7))
 def test_a_broken_source_is_a_failure_with_its_class(old: str, new: str, kind: FailureClass, said: str) -> None:
-    found = BACKEND.build(candidate(old, new), H200)
-    assert isinstance(found, Failure)
-    assert (found.kind, said in found.reason) == (kind, True), found
+    is_told(BACKEND.build(candidate(old, new), H200), kind, said)
 
 
 def test_more_shared_memory_than_a_group_may_have_is_told() -> None:
@@ -110,11 +114,25 @@ def test_more_shared_memory_than_a_group_may_have_is_told() -> None:
 
 
 def test_a_time_limit_ends_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kforge.backends.triton.build import BuildLimits, build
+    from kforge.backends.gpu.compiling import BuildLimits
+    from kforge.backends.triton.build import build
 
     larger = candidate("BLOCK = tl.constexpr(1024)", "BLOCK = tl.constexpr(2048)")
     found = build(larger, H200, BuildLimits(seconds=0.05))
     assert isinstance(found, Failure) and found.kind is FailureClass.COMPILE_LIMIT
+
+
+@pytest.mark.parametrize("said", ['{"entries": []}', '{"entries": [{"warps": "many"}]}', '{"entries": 3}', "[", "{}"])
+def test_an_answer_that_is_none_is_a_failure_of_the_compiler(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kforge.harness.sandbox import Outcome
+
+    def answered(command: object, work: Path, *_: object) -> Outcome:
+        (work / "answer.json").write_text(said)
+        return Outcome(0, "", False)
+
+    monkeypatch.setattr("kforge.backends.triton.build.run", answered)
+    larger = candidate("BLOCK = tl.constexpr(1024)", "BLOCK = tl.constexpr(4096)")
+    is_told(BACKEND.build(larger, H200), FailureClass.COMPILE, "broke down")
 
 
 def test_other_targets_and_machines_without_triton_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +177,16 @@ def test_a_right_kernel_passes_in_the_interpreter() -> None:
     ("t = tl.program_id(0)", "t = (tl.program_id(0) // 2)", FailureClass.INCORRECT, "unwritten"),
 ], ids=range(5))
 def test_a_wrong_kernel_is_told_what_it_did(old: str, new: str, kind: FailureClass, said: str) -> None:
-    found = checked(candidate(old, new))
-    assert isinstance(found, Failure)
-    assert (found.kind, said in found.reason + found.detail) == (kind, True), found
+    is_told(checked(candidate(old, new)), kind, said, detail=True)
+
+
+def test_what_the_check_cannot_run_is_told_apart_from_what_crashes() -> None:
+    """Rounding to 8 bits towards zero is not interpreted as the hardware has it: nobody knows of the kernel."""
+    rounded = '((h * r) * w).to(tl.float8e5, fp_downcast_rounding="rtz").to(tl.float32)'
+    found = checked(candidate("(h * r) * w", rounded))
+    assert isinstance(found, Failure) and found.kind is FailureClass.COMPILE, found
+    assert found.reason.startswith("the check cannot run this") and "towards zero" in found.reason
+    assert "kernel.py:" in found.detail and "fp_downcast_rounding" in found.detail
 
 
 def test_a_kernel_that_never_ends_is_a_timeout_and_the_next_call_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from kforge.backends.cpp import compilers, headers, store
 from kforge.backends.cpp.admission import examine
 from kforge.backends.cpp.elf import MAX_BYTES
 from kforge.backends.cpp.flags import flags, host_processor, is_host
-from kforge.core.drafts import draft_folder
+from kforge.core.drafts import draft_folder, left
 from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir
 from kforge.core.target import Compiler, Target
@@ -87,7 +85,7 @@ def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...],
         if failure := _failure(outcome, candidate.source, compiler, limits):
             return failure
         try:
-            data = _artifact(work / _OUTPUT)
+            data = left(work / _OUTPUT, MAX_BYTES + 1)
         except OSError as error:
             return Failure(FailureClass.COMPILE, f"{compiler.name} left no object: {error.strerror}", outcome.text)
     found = examine(data, arch)
@@ -96,13 +94,6 @@ def _compile(candidate: Candidate, compiler: Compiler, options: tuple[str, ...],
     report = CompilerReport(f"{compiler.name} {compiler.version}", options, seconds, found.facts.text_bytes,
                             found.facts.spills, found.facts.mix, "\n".join(filter(None, [note, outcome.text[:4000]])))
     return Artifact("cpp", candidate.hash, data, store.ABI_VERSION, report)
-
-
-def _artifact(path: Path) -> bytes:
-    """What the compiler left. The folder was its to write: a link must not lead the reader elsewhere."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
-        return file.read(MAX_BYTES + 1)
 
 
 def _failure(outcome: Outcome, source: str, compiler: Compiler, limits: BuildLimits) -> Failure | None:

@@ -23,7 +23,7 @@ from iced_x86 import (
 )
 
 from kforge.backends.cpp.elf import Refused
-from kforge.backends.cpp.facts import CodeFacts
+from kforge.backends.cpp.facts import CodeFacts, gates_in, require_landing
 from kforge.core.image import Segment
 
 # mov rax, [rdi+64]; mov rdi, [rdi+56]; jmp rax: kf_barrier_gate of kforge/freestanding.h, to the byte.
@@ -103,19 +103,14 @@ def sweep(segments: tuple[Segment, ...], entries: tuple[int, ...]) -> CodeFacts:
         if segment.executable:
             size += len(segment.data)
             spills += _sweep_segment(segment, starts, targets, mix)
-    for target, origin in targets.items():
-        if target not in starts:
-            raise Refused(f"the branch at {origin:#x} does not land on an instruction of the image")
-    for entry in entries:
-        if entry not in starts:
-            raise Refused(f"the entry point {entry:#x} is not the start of an instruction")
+    require_landing(starts, targets, entries)
     return CodeFacts(size, spills, tuple(mix.most_common()))
 
 
 def _sweep_segment(segment: Segment, starts: set[int], targets: dict[int, int], mix: Counter[str]) -> int:
     """Vector spills of one segment; adds to ``starts``, ``targets`` and ``mix``. Raises Refused."""
     decoder = Decoder(64, segment.data, ip=segment.address)
-    gates = _gates(segment)
+    gates = gates_in(segment, BARRIER_GATE)
     spills = 0
     framed = False  # rbp holds a frame: mov rbp, rsp was the last to set it
     last = None
@@ -155,18 +150,6 @@ def _has_operand_size_prefix(data: bytes, at: int) -> bool:
             return True
         at += 1
     return False
-
-
-def _gates(segment: Segment) -> dict[int, str]:
-    """Addresses of the instructions of each barrier gate; a gate starts at a multiple of 16."""
-    found: dict[int, str] = {}
-    at = segment.data.find(BARRIER_GATE)
-    while at >= 0:
-        if (segment.address + at) % 16 == 0:
-            found[segment.address + at] = "start"
-            found[segment.address + at + 4] = found[segment.address + at + 8] = "inside"
-        at = segment.data.find(BARRIER_GATE, at + 1)
-    return found
 
 
 _kinds: dict[int, _Kind] = {}

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kforge.backends.cpp.elf import Refused
-from kforge.backends.cpp.facts import CodeFacts
+from kforge.backends.cpp.facts import CodeFacts, gates_in, require_landing
 from kforge.core.image import Segment
 
 # ldr x1, [x0, #64]; ldr x0, [x0, #56]; br x1: kf_barrier_gate of kforge/freestanding.h, to the byte.
@@ -84,7 +84,7 @@ def sweep(segments: tuple[Segment, ...], entries: tuple[int, ...]) -> CodeFacts:
         if not segment.executable:
             continue
         size += len(segment.data)
-        gates = _gates(segment)
+        gates = gates_in(segment, BARRIER_GATE)
         last = ""
         for found in decode(segment):
             if gates.get(found.address) != "inside":  # these can be reached through the gate's start only
@@ -97,12 +97,7 @@ def sweep(segments: tuple[Segment, ...], entries: tuple[int, ...]) -> CodeFacts:
                 last = found.flow
         if last not in (*_ENDS, "gate"):
             raise Refused("the code runs on past its end")
-    for target, origin in targets.items():
-        if target not in starts:
-            raise Refused(f"the branch at {origin:#x} does not land on an instruction of the image")
-    for entry in entries:
-        if entry not in starts:
-            raise Refused(f"the entry point {entry:#x} is not the start of an instruction")
+    require_landing(starts, targets, entries)
     return CodeFacts(size, spills, tuple(mix.most_common()))
 
 
@@ -113,7 +108,7 @@ def decode(segment: Segment) -> Iterator[Decoded]:
     if segment.address % 4 or len(segment.data) % 4:
         raise Refused("the code is not made of whole instructions")
     words = struct.unpack(f"<{len(segment.data) // 4}I", segment.data)
-    gates = _gates(segment)
+    gates = gates_in(segment, BARRIER_GATE)
     engine = Cs(CS_ARCH_ARM64, CS_MODE_ARM)
     texts: dict[int, tuple[str, str]] = {}  # of words other than branches: the same wherever they stand
     for n, word in enumerate(words):
@@ -184,18 +179,6 @@ def _target(word: int, address: int, flow: str) -> int:
 def _signed(word: int, bits: int) -> int:
     value = word & ((1 << bits) - 1)
     return value - (1 << bits) if value >> (bits - 1) else value
-
-
-def _gates(segment: Segment) -> dict[int, str]:
-    """Addresses of the words of each barrier gate; a gate starts at a multiple of 16."""
-    found: dict[int, str] = {}
-    at = segment.data.find(BARRIER_GATE)
-    while at >= 0:
-        if (segment.address + at) % 16 == 0:
-            found[segment.address + at] = "start"
-            found[segment.address + at + 4] = found[segment.address + at + 8] = "inside"
-        at = segment.data.find(BARRIER_GATE, at + 1)
-    return found
 
 
 def _group(name: str, vector: bool) -> str:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kforge.backends.gpu.compiling import MOST_TEXT, left
+from kforge.backends.gpu.compiling import MOST_TEXT
 from kforge.backends.gpu.mix import Mix, of_sass
 from kforge.backends.triton.installed import find as find_triton
-from kforge.core.errors import KforgeError
+from kforge.core.drafts import left
 from kforge.harness.sandbox import Limits, run
 
-ARCHES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+# And the threads of a warp.
+ARCHES = dict.fromkeys(("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"), 32)
 _PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12")
 _LIBRARY = re.compile(r"libnvrtc\.so(\.\d+)*\Z")
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.", re.MULTILINE)
@@ -105,14 +106,6 @@ def find() -> CudaCompiler | str:
         too_old.append(f"nvcc {version}")
     return (f"{' and '.join(too_old)} is too old: kforge needs CUDA {_LEAST[0]}.{_LEAST[1]}" if too_old else
             "there is no CUDA compiler: pip install nvidia-cuda-nvrtc (it needs neither a GPU nor a driver)")
-
-
-def compiler() -> CudaCompiler:
-    """Raises KforgeError where there is none to use."""
-    found = find()
-    if isinstance(found, str):
-        raise KforgeError(found)
-    return found
 
 
 def disassembler() -> Path | None:

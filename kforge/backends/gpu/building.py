@@ -10,10 +10,10 @@ from typing import Protocol
 from kforge.backends.cpp import headers
 from kforge.backends.gpu import store
 from kforge.backends.gpu.binary import MOST_BYTES
-from kforge.backends.gpu.compiling import LIMITS, BuildLimits, failure, left, warned
+from kforge.backends.gpu.compiling import LIMITS, BuildLimits, failure, warned
 from kforge.backends.gpu.mix import Mix
-from kforge.backends.gpu.packing import Compiled, packed
-from kforge.core.drafts import draft_folder
+from kforge.backends.gpu.packing import Compiled, packed, unfit
+from kforge.core.drafts import draft_folder, left
 from kforge.core.errors import KforgeError
 from kforge.core.paths import cache_dir
 from kforge.core.target import Target
@@ -65,7 +65,7 @@ def build(candidate: Candidate, target: Target, tool: Toolchain, limits: BuildLi
                        headers.headers_hash(), store.ABI_VERSION], 40)
     folder = cache_dir() / "artifacts"
     if (cached := store.load(folder, key, candidate.backend, candidate.hash)) is not None:
-        return cached
+        return unfit(cached, target) or cached
     begin = time.monotonic()
     try:
         with draft_folder() as work:
@@ -76,7 +76,11 @@ def build(candidate: Candidate, target: Target, tool: Toolchain, limits: BuildLi
                           Limits(limits.seconds, limits.memory_bytes, limits.output_bytes), tool.readable)
             if (wrong := failure(outcome, tool.label.split()[0], tool.source, candidate.source, limits)) is not None:
                 return wrong
-            data = left(work / tool.output, MOST_BYTES)
+            try:
+                data = left(work / tool.output, MOST_BYTES)
+            except OSError as error:
+                return Failure(FailureClass.COMPILE, f"{tool.label.split()[0]} left no binary: {error.strerror}",
+                               outcome.text[-4000:])
             seconds = time.monotonic() - begin
             mixes = tool.mixes(work, entries)
     except UnicodeEncodeError as error:
@@ -85,7 +89,8 @@ def build(candidate: Candidate, target: Target, tool: Toolchain, limits: BuildLi
         raise KforgeError(f"cannot build in {tempfile.gettempdir()}: {error.strerror}; free some space, or set TMPDIR "
                           "to another folder") from error
     said = warned(candidate.source) + outcome.text
-    artifact = packed(candidate, target, Compiled(tool.label, options, data, mixes, seconds, said))
-    if isinstance(artifact, Artifact):
-        store.save(folder, key, artifact)
-    return artifact
+    artifact = packed(candidate, target, Compiled(tool.label, options, seconds, said), data, mixes)
+    if isinstance(artifact, Failure):
+        return artifact
+    store.save(folder, key, artifact)
+    return unfit(artifact, target) or artifact

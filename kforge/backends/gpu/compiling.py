@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from dataclasses import dataclass
-from pathlib import Path
 
 from kforge.core.trial import Failure, FailureClass
 from kforge.harness.sandbox import Outcome
@@ -54,12 +51,3 @@ def warned(source: str) -> str:
     """What a reader of the source should look at; "" when there is nothing. It only warns."""
     found = _CLOCKS.search(source)
     return f"kforge: the source reads a clock ({found[0].strip()}), which no operator needs\n" if found else ""
-
-
-def left(path: Path, most: int) -> bytes:
-    """What a compiler left. The folder was its to write: a link must not lead the reader elsewhere. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path.name} is no plain file")
-        return file.read(most)

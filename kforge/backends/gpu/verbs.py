@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from kforge.backends import fibers
 from kforge.backends.gpu.binary import BinaryError, unpack
+from kforge.backends.gpu.building import Toolchain, build
 from kforge.backends.verbs import StaticReport
+from kforge.core.errors import KforgeError
 from kforge.core.image import Loadable
 from kforge.core.launch import Launch
 from kforge.core.target import Target
-from kforge.core.trial import Artifact, Failure, FailureClass
+from kforge.core.trial import Artifact, Candidate, Failure, FailureClass
 from kforge.core.workload import Workload
 
 
@@ -30,3 +36,30 @@ class GpuVerbs:
         from kforge.backends.gpu.cost import report
 
         return report(unpack(artifact.data), workload, target)
+
+
+class ToolchainVerbs(GpuVerbs, ABC):
+    """The verbs of languages that a toolchain compiles whole and whose kernels fibers run. ``language``: as people say
+    it; ``warps``: the architectures that are built for, and the threads of their warps."""
+
+    language: str
+    warps: Mapping[str, int]
+
+    @abstractmethod
+    def find(self) -> Toolchain | str:
+        """The compiler, or why there is none to use."""
+
+    def cannot_build(self, target: Target) -> str:
+        if target.arch not in self.warps:
+            return f"{self.language} kernels are built for {', '.join(self.warps)}, not {target.arch} ({target.name})"
+        found = self.find()
+        return found if isinstance(found, str) else ""
+
+    def build(self, candidate: Candidate, target: Target) -> Artifact | Failure:
+        found = self.find()
+        if isinstance(found, str):
+            raise KforgeError(found)
+        return build(candidate, target, found)
+
+    def stand_in(self, candidate: Candidate, artifact: Artifact, target: Target) -> fibers.Fibers | Failure:
+        return fibers.stand_in(candidate, self.warps[target.arch])

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kforge.backends.gpu.compiling import MOST_TEXT, left
+from kforge.backends.gpu.compiling import MOST_TEXT
 from kforge.backends.gpu.mix import Mix, of_gcn
-from kforge.core.errors import KforgeError
+from kforge.core.drafts import left
 
 ARCHES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}  # and the lanes of a wavefront
 _EXPORTS = "exports.map"
@@ -72,14 +72,6 @@ def find() -> HipCompiler | str:
             return found
         reasons.append(found)
     return reasons[0] if reasons else f"there is no clang {_LEAST} or newer: apt-get install clang-19 lld-19"
-
-
-def compiler() -> HipCompiler:
-    """Raises KforgeError where there is none to use."""
-    found = find()
-    if isinstance(found, str):
-        raise KforgeError(found)
-    return found
 
 
 @lru_cache(maxsize=16)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import tempfile
 import time
-from pathlib import Path
 
 from kforge.backends.cpp import store
 from kforge.backends.cpp.code import CodeFacts
@@ -16,7 +14,7 @@ from kforge.backends.opencl import poclbin
 from kforge.backends.opencl.devices import Device, device_of
 from kforge.backends.opencl.image import ImageError, OpenClImage, Signature, parse
 from kforge.backends.opencl.programs import HERE, tool
-from kforge.core.drafts import draft_folder
+from kforge.core.drafts import draft_folder, left
 from kforge.core.errors import KforgeError
 from kforge.core.launch import LaunchError
 from kforge.core.paths import cache_dir
@@ -107,7 +105,7 @@ def _compile(candidate: Candidate, device: Device) -> Artifact | Failure:
                 return Failure(FailureClass.COMPILE_LIMIT, reason, outcome.text[-2000:])
             if outcome.code != 0:
                 return _refused(outcome.code, outcome.text, device)
-            binary = _read(work / _OUTPUT)
+            binary = left(work / _OUTPUT, _MOST_BINARY + 1)
     except OSError as error:
         raise KforgeError(f"cannot build in {tempfile.gettempdir()}: {error.strerror}; free some space, or set TMPDIR "
                           "to another folder") from error
@@ -147,11 +145,3 @@ def _refused(code: int, text: str, device: Device) -> Failure:
         where = found.groupdict().get("line")
         said = f"line {where}: {found['text']}" if where else f"the kernel cannot be linked: {found['text']}"
     return Failure(FailureClass.COMPILE, f"{device.compiler}: {said}", text[:4000])
-
-
-def _read(path: Path) -> bytes:
-    """What the compiler left, which may be anything: no link is followed."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
-        return file.read(_MOST_BINARY + 1)
-

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from kforge.core.launch import Argument, ArgumentKind, Launch, LaunchError, evaluate, names
+from kforge.core.launch import Argument, ArgumentKind, Launch, LaunchError, evaluate, names, parsed
 
 MAGIC = b"kforge-opencl 1\n"
 _WORDS_MAGIC = 0x314C434F464B
@@ -126,7 +126,7 @@ def _steps(text: str, constants: Mapping[str, int], axes: Sequence[str]) -> list
         if not wanted - set(constants):
             steps = [(0, evaluate(text, constants))]
         else:
-            steps = _walk(ast.parse(text, mode="eval").body, constants, axes)
+            steps = _walk(parsed(text), constants, axes)
     except LaunchError as error:
         raise ImageError(str(error)) from None
     if len(steps) > _MOST_STEPS:

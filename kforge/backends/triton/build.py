@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import stat
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kforge.backends.gpu import cubin, hsaco, mix
-from kforge.backends.gpu.binary import MOST_BYTES, BinaryError, DeviceBinary, Entry, unpack
-from kforge.backends.gpu.cost import residency
+from kforge.backends.gpu import mix, store
+from kforge.backends.gpu.binary import MOST_BYTES, Entry
+from kforge.backends.gpu.compiling import MOST_TEXT, BuildLimits
 from kforge.backends.gpu.mix import Mix
+from kforge.backends.gpu.packing import Compiled, artifact, entry_of, examined, sizes, unfit
 from kforge.backends.triton import source
 from kforge.backends.triton.installed import ARCHES, Triton, command, readable, triton
 from kforge.backends.triton.signature import ALIGNED, specialised, types
-from kforge.core import drafts
-from kforge.core.drafts import draft_folder
+from kforge.core.drafts import draft_folder, left
 from kforge.core.errors import KforgeError
 from kforge.core.launch import Launch
 from kforge.core.paths import cache_dir
 from kforge.core.target import Target
-from kforge.core.trial import Artifact, Candidate, CompilerReport, Failure, FailureClass
+from kforge.core.trial import Artifact, Candidate, Failure, FailureClass
 from kforge.core.workload import Attr, stable_hash
 from kforge.harness.sandbox import Limits, Outcome, run
 
-ABI_VERSION = 1  # of the container and of what a launcher passes
 _ANSWER_BYTES = 1 << 20
-_ASSEMBLY_BYTES = 32 << 20
 _WARPS, _STAGES = 4, 2  # where a template does not say
 _OPTIONS = {"cuda": ("num_ctas", "maxnreg"), "hip": ("waves_per_eu", "matrix_instr_nonkdim", "kpack")}
 _CHILD = Path(__file__).resolve().parent / "child"
+_LIMITS = BuildLimits(240.0, 12 << 30)  # of address space the compiler's own code takes half a gigabyte
 
 
 @dataclass(frozen=True)
-class BuildLimits:
-    """Bounds of one compilation."""
+class _Said:
+    """What the child says of a kernel: only what a binary does not hold."""
 
-    seconds: float = 240.0
-    memory_bytes: int = 12 << 30  # of address space, of which the compiler's own code takes half a gigabyte
-    output_bytes: int = 64 << 20
+    warps: int
+    shared: int
+    scratch: int
+    ctas: int
 
 
-def build(candidate: Candidate, target: Target, limits: BuildLimits = BuildLimits()) -> Artifact | Failure:
+def build(candidate: Candidate, target: Target, limits: BuildLimits = _LIMITS) -> Artifact | Failure:
     """The artifact, from the cache when the same was built before. Raises KforgeError without a usable Triton."""
     if not candidate.launches:
         return Failure(FailureClass.TEMPLATE, f"{candidate.template} says no launch: its header needs [[launch]]")
@@ -56,16 +53,16 @@ def build(candidate: Candidate, target: Target, limits: BuildLimits = BuildLimit
     found = triton()
     launches = tuple(specialised(launch, candidate.problem) for launch in candidate.launches)
     job = _job(candidate, launches, target, found)
-    key = stable_hash([candidate.source, {**job, "triton": found.version}, repr(launches), _scripts(), ABI_VERSION], 40)
+    key = stable_hash([candidate.source, {**job, "triton": found.version}, repr(launches), _scripts(),
+                       store.ABI_VERSION], 40)
     folder = cache_dir() / "artifacts"
-    artifact = _load(folder, key, candidate.hash)
-    if artifact is None:
-        made = _compiled(candidate, launches, target, found, job, limits)
-        if isinstance(made, Failure):
-            return made
-        artifact = made
-        _save(folder, key, artifact)
-    return _unfit(artifact, target) or artifact
+    if (cached := store.load(folder, key, candidate.backend, candidate.hash)) is not None:
+        return unfit(cached, target) or cached
+    made = _compiled(candidate, launches, target, found, job, limits)
+    if isinstance(made, Failure):
+        return made
+    store.save(folder, key, made)
+    return unfit(made, target) or made
 
 
 def _job(candidate: Candidate, launches: tuple[Launch, ...], target: Target, found: Triton) -> dict[str, Any]:
@@ -102,7 +99,7 @@ def _compiled(candidate: Candidate, launches: tuple[Launch, ...], target: Target
             (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
             bounds = Limits(limits.seconds, limits.memory_bytes, limits.output_bytes)
             outcome = run(command("build.py"), work, bounds, readable(found))
-            answer = _answer(work, outcome, candidate.source, limits)
+            answer = _answer(work, outcome, candidate.source, limits, len(job["entries"]))
             if isinstance(answer, Failure):
                 return answer
             entries = []
@@ -119,108 +116,60 @@ def _compiled(candidate: Candidate, launches: tuple[Launch, ...], target: Target
     for launch in launches:
         if (failure := _wrong_parameters(launch, of[launch.entry])) is not None:
             return failure
-    compiler = f"triton {found.version}"
-    data = DeviceBinary(target.arch, compiler, tuple(entries), launches).pack()
-    if len(data) > MOST_BYTES:
-        return Failure(FailureClass.COMPILE_LIMIT, f"the artifact has {len(data)} bytes, more than {MOST_BYTES}")
     options = tuple(f"{e['name']}: {json.dumps(e['options'], sort_keys=True)}" for e in job["entries"])
-    report = CompilerReport(compiler, options, time.monotonic() - begin,
-                            sum(dict(e.resources)["text_bytes"] for e in entries),
-                            sum(dict(e.mix).get("spill", 0) for e in entries), _main(entries).mix, outcome.text[:4000],
-                            _worst(entries))
-    return Artifact("triton", candidate.hash, data, ABI_VERSION, report, launches)
+    return artifact(candidate, target, Compiled(f"triton {found.version}", options, time.monotonic() - begin,
+                                                outcome.text), tuple(entries), launches)
 
 
-def _entry(work: Path, number: int, wanted: dict[str, Any], given: dict[str, Any], arch: str,
-           found: Triton) -> Entry | Failure:
-    """The binary as the parent sees it; of what the child says only what a binary does not hold is taken."""
+def _entry(work: Path, number: int, wanted: dict[str, Any], given: _Said, arch: str, found: Triton) -> Entry | Failure:
+    """The binary as the parent sees it."""
     name = wanted["name"]
-    data = _file(work / f"{number}.bin", MOST_BYTES)
-    facts = cubin.examine(data, name, arch) if arch.startswith("sm_") else hsaco.examine(data, name, arch)
+    data = left(work / f"{number}.bin", MOST_BYTES)
+    facts = examined(data, name, arch)
     if isinstance(facts, Failure):
         return facts
-    warps, shared = int(given["warps"]), int(given["shared"])
-    if not (1 <= warps <= 64 and 0 <= shared <= 1 << 20) or given["scratch"] or given["ctas"] != 1:
-        return Failure(FailureClass.ADMISSION, f"{name} needs {warps} warps, {shared} bytes of shared memory, "
-                       f"{given['scratch']} of global scratch and clusters of {given['ctas']}: it cannot be launched")
+    if not (1 <= given.warps <= 64 and 0 <= given.shared <= 1 << 20) or given.scratch or given.ctas != 1:
+        return Failure(FailureClass.ADMISSION, f"{name} needs {given.warps} warps, {given.shared} bytes of shared "
+                       f"memory, {given.scratch} of global scratch and clusters of {given.ctas}: it cannot be launched")
     made = _mix(work, number, arch, found)
     if isinstance(made, Failure):
         return made
-    if made.refused:
-        return Failure(FailureClass.ADMISSION, f"the binary is refused: {name} has the instruction {made.refused}")
-    kind, warp = ("cubin", 32) if isinstance(facts, cubin.Facts) else ("hsaco", facts.wavefront)
-    resources = [("registers", facts.registers), ("spill_bytes", facts.spill_bytes),
-                 ("static_shared_bytes", facts.shared_bytes), ("text_bytes", facts.text_bytes)]
-    if isinstance(facts, hsaco.Facts):
-        resources += [("scalar_registers", facts.scalar_registers),
-                      ("accumulation_registers", facts.accumulation_registers)]
-    resources += [("loop_instructions", made.instructions), ("loop_load_bytes", made.load_bytes),
-                  ("has_loop", int(made.loop)), ("stages", wanted["options"]["num_stages"])]
-    return Entry(name, kind, facts.parameters, warps, warp, shared, tuple(resources), made.classes, data)
+    return entry_of(name, facts, made, data, given.warps, given.shared, (("stages", wanted["options"]["num_stages"]),))
 
 
 def _mix(work: Path, number: int, arch: str, found: Triton) -> Mix | Failure:
     """From the disassembled binary; AMD's from the compiler's assembly, since Triton brings no disassembler for it."""
     if not arch.startswith("sm_"):
-        return mix.of_gcn(_file(work / f"{number}.asm", _ASSEMBLY_BYTES).decode(errors="replace"))
+        return mix.of_gcn(left(work / f"{number}.asm", MOST_TEXT).decode(errors="replace"))
     tool = str(found.disassembler)
     script = f"{tool} -c {number}.bin > {number}.sass"
-    outcome = run(("/bin/sh", "-c", script), work, Limits(60, 4 << 30, _ASSEMBLY_BYTES), (tool,))
+    outcome = run(("/bin/sh", "-c", script), work, Limits(60, 4 << 30, MOST_TEXT), (tool,))
     if outcome.code != 0:
         return Failure(FailureClass.COMPILE, f"nvdisasm cannot read the binary: {outcome.text.strip()[-300:]}")
-    return mix.of_sass(_file(work / f"{number}.sass", _ASSEMBLY_BYTES).decode(errors="replace"))
+    return mix.of_sass(left(work / f"{number}.sass", MOST_TEXT).decode(errors="replace"))
 
 
 def _wrong_parameters(launch: Launch, entry: Entry) -> Failure | None:
     """The binary's parameters must be the launch's arguments, and behind them nothing but pointers that may be null."""
-    sizes = {"axis": 4, "scalar": 4}
-    wanted = tuple(sizes.get(argument.kind.value, 8) for argument in launch.arguments)
+    wanted = sizes(launch)
     if entry.parameters[:len(wanted)] == wanted and set(entry.parameters[len(wanted):]) <= {8}:
         return None
     return Failure(FailureClass.ADMISSION, f"the binary's parameters have {entry.parameters} bytes, the arguments of "
                    f"launch {launch.entry} {wanted}")
 
 
-def _unfit(artifact: Artifact, target: Target) -> Failure | None:
-    """MEMORY where a group needs more than the target's units have."""
-    if target.gpu is None:
-        return None
-    for launch in artifact.launches:
-        most = target.gpu.shared_per_block
-        if most is not None and launch.shared_bytes > most:
-            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} needs {launch.shared_bytes} bytes of "
-                           f"shared memory, {target.name} has {most} for one")
-        threads, limit = launch.warps * ARCHES[target.arch][2], target.gpu.threads_per_block
-        if limit is not None and threads > limit:
-            return Failure(FailureClass.MEMORY, f"a group of {launch.entry} has {threads} threads, {target.name} "
-                           f"allows {limit}")
-    for entry in unpack(artifact.data).entries:
-        if not (held := residency(entry, target)).groups:
-            return Failure(FailureClass.MEMORY, f"a unit of {target.name} cannot hold one group of {entry.name}: its "
-                           f"{held.limit} are too few")
-    return None
-
-
-def _main(entries: list[Entry]) -> Entry:
-    """The entry that its loop makes the heaviest."""
-    return max(entries, key=lambda e: (dict(e.resources)["has_loop"], dict(e.resources)["loop_load_bytes"], e.warps))
-
-
-def _worst(entries: list[Entry]) -> tuple[tuple[str, int], ...]:
-    """The most of each resource that any entry needs."""
-    names = ("registers", "spill_bytes")
-    found = [(name, max(dict(e.resources)[name] for e in entries)) for name in names]
-    return (*found, ("shared_bytes", max(e.shared_bytes for e in entries)), ("warps", max(e.warps for e in entries)))
-
-
-def _answer(work: Path, outcome: Outcome, text: str, limits: BuildLimits) -> list[dict[str, Any]] | Failure:
+def _answer(work: Path, outcome: Outcome, text: str, limits: BuildLimits, entries: int) -> list[_Said] | Failure:
     if outcome.timed_out:
         return Failure(FailureClass.COMPILE_LIMIT, f"Triton took longer than {limits.seconds:g} s",
                        outcome.text[-2000:])
     try:
-        answer = json.loads(_file(work / "answer.json", _ANSWER_BYTES))
+        answer = json.loads(left(work / "answer.json", _ANSWER_BYTES))
         if "error" not in answer:
-            return list(answer["entries"])
+            said_of = [_Said(*(int(given[name]) for name in ("warps", "shared", "scratch", "ctas")))
+                       for given in answer["entries"]]
+            if len(said_of) != entries:
+                raise ValueError("it does not speak of all entries")
+            return said_of
         said, line = str(answer["text"]), int(answer.get("line") or 0)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         if outcome.code < 0 and "LLVM ERROR" not in outcome.text and "Assertion" not in outcome.text:
@@ -235,38 +184,3 @@ def _answer(work: Path, outcome: Outcome, text: str, limits: BuildLimits) -> lis
                       for n in range(max(1, line - 4), min(len(lines), line + 4) + 1)) if line else ""
     last = [part for part in said.splitlines() if part.strip()][-1:] or ["it does not say why"]
     return Failure(kind, f"triton: {where}{last[0][:300]}", f"{shown}\n{said}\n{outcome.text[-2000:]}".strip())
-
-
-def _file(path: Path, most: int) -> bytes:
-    """What the child left there. The folder was its to write: a link must not lead the reader elsewhere."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError(f"{path.name} is no plain file")
-        return file.read(most)
-
-
-def _save(folder: Path, key: str, artifact: Artifact) -> None:
-    entry = {"sha256": artifact.hash, "report": asdict(artifact.report)}
-    try:
-        drafts.write_whole(folder / f"{key}.gpu", artifact.data)
-        drafts.write_whole(folder / f"{key}.json", json.dumps(entry).encode())
-    except OSError as error:
-        raise KforgeError(f"cannot write the cache {folder}: {error.strerror}; set KFORGE_CACHE to a folder with space "
-                          "that you may write to") from None
-
-
-def _load(folder: Path, key: str, candidate_hash: str) -> Artifact | None:
-    """The stored artifact, if it is whole: a damaged one is as good as none."""
-    try:
-        entry = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
-        data = (folder / f"{key}.gpu").read_bytes()
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            return None
-        given = entry["report"]
-        pairs = {name: tuple((str(n), int(c)) for n, c in given[name]) for name in ("instruction_mix", "resources")}
-        report = CompilerReport(**{**given, **pairs, "flags": tuple(given["flags"])})
-        launches = unpack(data).launches
-    except (OSError, ValueError, KeyError, TypeError, BinaryError):
-        return None
-    return Artifact("triton", candidate_hash, data, ABI_VERSION, report, launches)

@@ -207,8 +207,11 @@ def refusal(error):
     for one in chain:
         if isinstance(one, Trespass):
             return {"failure": one.kind, "reason": one.reason, "detail": "; ".join(filter(None, [one.detail, where]))}
-    kind = "memory" if any(isinstance(one, MemoryError) for one in chain) else "crash"
     last = chain[-1]
+    if isinstance(last, NotImplementedError):  # of the interpreter or of ``rounding``: the kernel may be right
+        return {"failure": "compile", "detail": where,
+                "reason": f"the check cannot run this, whether it is right or not: {str(last)[:300]}"}
+    kind = "memory" if any(isinstance(one, MemoryError) for one in chain) else "crash"
     return {"failure": kind, "reason": f"the interpreter stops: {type(last).__name__}: {str(last)[:300]}",
             "detail": where}
 
