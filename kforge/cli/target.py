@@ -73,7 +73,8 @@ def list_known(as_json: Json = False) -> None:
 
     table = Table()
     for column in ("name", "model", "arch", "cores", "GB/s", "figures", "built by"):
-        table.add_column(column, overflow="fold", justify="right" if column in ("cores", "GB/s") else "left")
+        table.add_column(column, overflow="fold", no_wrap=column == "name",  # names are copied
+                         justify="right" if column in ("cores", "GB/s") else "left")
     for row in rows:
         if "error" in row:
             table.add_row(str(row["name"]), f"unreadable: {row['error']}", "", "", "", "", "")
@@ -148,7 +149,7 @@ def _print(target: Target) -> None:
 
     console = Console()
     console.print(
-        f"[bold]{target.name}[/]: {target.vendor} {target.model}, {target.arch}, {target.cores} "
+        f"[bold]{target.name}[/]: {_maker(target)}{target.model}, {target.arch}, {target.cores} "
         f"{'units' if target.gpu else 'cores'}, "
         f"{target.memory_bytes / 2**30:.1f} GiB; identity {target.identity}",
         highlight=False,
@@ -194,3 +195,8 @@ def _origin(peak: Peak) -> tuple[str, str]:
 
 def _bytes(size: int) -> str:
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
+
+
+def _maker(target: Target) -> str:
+    """The vendor, unless the model's name begins with it."""
+    return "" if target.model.startswith(target.vendor) else f"{target.vendor} "

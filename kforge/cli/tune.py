@@ -50,7 +50,7 @@ def tune(
         str,
         typer.Option(
             help="Wall time for search, judging and promotion: 90s, 10m, 2h. The table of tokens/s at the end comes on "
-            "top: about a minute for a small model."
+            "top: a minute for a small model, more on a busy machine."
         ),
     ] = "8m",
     workload: Annotated[

@@ -299,6 +299,12 @@ class Coordinator:
         done = {d["task"] for d in self.folder.of(Event.SETTLED)}
         accepted: list[KernelRecord] = []
         waiting = [c for c in contests if c.task.problem.key not in done]
+        # Of what was never searched nothing is known that could be settled: the default stood alone.
+        searched = [c for c in waiting if c.points == 1 or len(c.measured) > 1]
+        if missed := len(waiting) - len(searched):
+            self.watcher.note(f"out of time before searching {missed} of {len(contests)} problems: their incumbents "
+                              "stay, and the next tune goes on with them (give it a larger --budget)")
+        waiting = searched
         if waiting:
             self.watcher.stage("judging finalists in interleaved pairs")
         for contest in sorted(waiting, key=lambda c: -c.promise):

@@ -46,10 +46,12 @@ _WRONG = 8  # points that may fail before a problem is left
 
 @dataclass(frozen=True)
 class OfflineResult:
-    """What a run came to. ``checked``: candidates at a bucket that were right; ``kept``: kernels stored of them."""
+    """What a run came to. ``reached``: problems of which something was built; ``checked``: candidates at a bucket that
+    were right; ``kept``: kernels stored of them."""
 
     run: str
     problems: int
+    reached: int
     trials: int
     failed: int
     checked: int
@@ -60,7 +62,8 @@ class OfflineResult:
     def text(self) -> str:
         """One line."""
         left = f", {counted(len(self.unfit), 'problem')} that no template fits" if self.unfit else ""
-        return (f"{counted(self.kept, 'kernel')} of {counted(self.problems, 'problem')} built and checked, none timed: "
+        return (f"{counted(self.kept, 'kernel')} built and checked, of {self.reached} of "
+                f"{counted(self.problems, 'problem')} that the time reached, none timed: "
                 f"no such device is here ({counted(self.trials, 'trial')}, {self.failed} failed{left}).")
 
 
@@ -151,7 +154,9 @@ class _Offline:
             weights = [sum(share[b.workload.key] for b in t.buckets) + 0.5 / len(order) for t in order[n:]]
             self._one(spaces[task.problem.key], left * weights[0] / sum(weights))
         trials = list(self._known.values())
-        return OfflineResult(self._folder.id, len(fitting), len(trials), sum(t.failure is not None for t in trials),
+        reached = {data["task"] for data in self._folder.of(Event.TRIAL)}
+        failed = sum(t.failure is not None for t in trials)
+        return OfflineResult(self._folder.id, len(fitting), len(reached), len(trials), failed,
                              sum(bool(t.checked) and t.failure is None for t in trials), len(self._kept), unfit)
 
     def _templates(self, task: Task) -> list[Template]:

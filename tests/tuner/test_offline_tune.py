@@ -67,7 +67,8 @@ def test_candidates_are_built_checked_kept_and_never_served(tmp_path, elsewhere,
         assert {k.state for k in kernels} == {KernelState.CHECKED} and {k.seconds for k in kernels} == {0.0}
         per_bucket = {(k.problem, k.bucket) for k in kernels}
         assert len(kernels) <= KEPT * len(per_bucket)
-        assert "none timed" in result.text
+        assert "none timed" in result.text and f"of {result.reached} of" in result.text
+        assert result.reached == len({p.task for p in view.tried}) <= result.problems
 
         # The chip's own look-up finds nothing to serve, and says that something waits.
         one = kernels[0]
